@@ -1,0 +1,67 @@
+"""A conversation as the engine takes it: neutral of any wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from PIL import Image
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Detail(StrEnum):
+    """How many tokens a picture may take; each maps onto a budget in the settings."""
+
+    LOW = "low"
+    AUTO = "auto"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePart:
+    """An encoded picture file (bytes) or an image that is already decoded.
+
+    field:  where the picture stands in the request, for error messages, such as `messages[0].content[1]`
+    """
+
+    source: bytes | Image.Image
+    detail: Detail = Detail.AUTO
+    field: str | None = None
+
+
+Part = TextPart | PicturePart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `parts` keeps the order of text and pictures exactly."""
+
+    role: Role
+    parts: tuple[Part, ...]
+
+    @staticmethod
+    def text(role: Role | str, text: str) -> Message:
+        return Message(Role(role), (TextPart(text),))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns, and how the chat template renders them."""
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,41 @@
+"""What can go wrong with a request, in words that an API can pass on."""
+
+from __future__ import annotations
+
+
+class RequestError(Exception):
+    """A request that is refused before it is queued.
+
+    message:  one sentence that says what is wrong and what would be right; never echoes a payload
+    field:    path of the offending field, such as `messages[0].content[1]`, or None
+    code:     a machine-readable word, or None
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.code = code
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt alone does not fit. `tokens` counts the prompt (a lower bound where `at_least`)."""
+
+    def __init__(self, tokens: int, limit: int, *, at_least: bool = False) -> None:
+        bound = "at least " if at_least else ""
+        super().__init__(
+            f"this model's maximum context length is {limit} tokens, "
+            f"and the prompt has {bound}{tokens} tokens; shorten the messages or use smaller pictures",
+            field="messages",
+            code="context_length_exceeded",
+        )
+        self.tokens = tokens
+        self.limit = limit
+
+
+class QueueFull(Exception):
+    """The bounded queue has no room; try again later."""
+
+
+class EngineUnavailable(Exception):
+    """The engine is not running (still loading, closed, or its thread is dead)."""

@@ -1,0 +1,75 @@
+"""What the engine says of a request while it runs: neutral words that any API can format.
+
+A stream of n choices yields `Delta` events in any order of choices, one `ChoiceFinished` per choice, and
+then `Finished`. A fault yields one `Failed` instead of all that is still missing, and nothing after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    image_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, measured on the engine's clock; `first_token` counts from submission."""
+
+    preprocess: float
+    queue: float
+    vision: float
+    prefill: float
+    first_token: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice (may be empty while bytes or a possible stop string are held back).
+
+    token_ids:  tokens made since the last delta of this choice, end token included
+    """
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """One choice is done. `stop` is the stop string that ended it, if one did."""
+
+    choice: int
+    reason: FinishReason
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request is done and its slots are free."""
+
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A fault inside the engine ended the request. The message names no internals."""
+
+    message: str
+
+
+Event = Delta | ChoiceFinished | Finished | Failed

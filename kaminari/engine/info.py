@@ -1,0 +1,43 @@
+"""What an engine says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Fixed once an engine is loaded.
+
+    model:       the served name
+    context:     tokens per slot
+    choices:     the most choices (n) that one request may ask for
+    """
+
+    model: str
+    family: str
+    device: str
+    dtype: str
+    vision_dtype: str
+    quantization: str
+    slots: int
+    context: int
+    choices: int
+    weight_bytes: int
+    cache_bytes: int
+    demo: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A glance from any thread.
+
+    alive:    the engine's thread runs
+    stalled:  work waits and no step has ended for longer than the setting allows
+    """
+
+    alive: bool
+    stalled: bool
+    waiting: int
+    running: int
+    free_slots: int
