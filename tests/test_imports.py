@@ -49,7 +49,11 @@ def test_rooms_import_one_way(room: str) -> None:
 
 def test_the_api_never_sees_a_tensor() -> None:
     for path in modules_of("openai_api"):
-        heavy = {module.split(".")[0] for module in imported_modules(path)} & {"torch", "transformers", "numpy"}
+        heavy = {module.split(".")[0] for module in imported_modules(path)} & {
+            "torch",
+            "transformers",
+            "numpy",
+        }
         assert not heavy, f"{path.relative_to(PACKAGE)} imports {heavy}"
 
 
