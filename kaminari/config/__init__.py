@@ -1,0 +1,33 @@
+"""Typed settings. The bottom of the house: imports no torch and no other part of kaminari."""
+
+from kaminari.config.settings import (
+    BudgetSettings,
+    DeviceChoice,
+    DtypeChoice,
+    EngineSettings,
+    LogLevel,
+    ModelSettings,
+    PictureMode,
+    PictureSettings,
+    ServerSettings,
+    Settings,
+)
+from kaminari.config.source import Demo, Folder, Hub, ModelSource, parse_source
+
+__all__ = [
+    "BudgetSettings",
+    "Demo",
+    "DeviceChoice",
+    "DtypeChoice",
+    "EngineSettings",
+    "Folder",
+    "Hub",
+    "LogLevel",
+    "ModelSettings",
+    "ModelSource",
+    "PictureMode",
+    "PictureSettings",
+    "ServerSettings",
+    "Settings",
+    "parse_source",
+]

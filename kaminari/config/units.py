@@ -1,0 +1,90 @@
+"""Types with their units: sizes in bytes, durations, ports, counts. What cannot be meant does not construct.
+
+Every type carries an `Expects`, the words that `--help` and the start-up report use for it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, StringConstraints
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Expects:
+    """What a value must look like, in words that follow "expected", and one value that is right."""
+
+    text: str
+    example: str
+
+
+def parse_duration(value: Any) -> Any:
+    """Turn "500ms", "10s", "2m", "1h" or a bare number of seconds into a timedelta; pass the rest on."""
+    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+        number, unit = match.groups()
+        return timedelta(seconds=float(number) * _SECONDS[(unit or "s").lower()])
+    return value
+
+
+def format_duration(value: timedelta) -> str:
+    """Spell a duration the way that `parse_duration` reads it, in the largest unit that stays whole."""
+    seconds = value.total_seconds()
+    for unit in ("h", "m", "s"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def _not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a truth value is not a number")
+    return value
+
+
+def _none(value: Any) -> Any:
+    return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+
+Whole = Annotated[int, BeforeValidator(_not_bool)]
+Duration = Annotated[
+    timedelta,
+    Field(gt=timedelta(0), le=timedelta(days=30)),
+    BeforeValidator(parse_duration),
+    BeforeValidator(_not_bool),
+    Expects("a duration above zero such as 500ms, 10s, 2m or 1h", "10s"),
+]
+PositiveBytes = Annotated[ByteSize, Field(ge=1), BeforeValidator(_not_bool)]
+Bytes = Annotated[PositiveBytes, Expects("a size in bytes such as 64MiB, 800MB or 5GiB", "64MiB")]
+OptionalBytes = Annotated[
+    PositiveBytes | None,
+    BeforeValidator(_none),
+    Expects('a size in bytes such as 800MB or 5GiB, or "none"', "5GiB"),
+]
+Port = Annotated[Whole, Field(ge=0, le=65535), Expects("a port from 0 (any free one) to 65535", "8000")]
+Count = Annotated[Whole, Field(ge=1), Expects("a whole number of at least 1", "8")]
+Name = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=256), Expects("a name", "my-model")
+]
+Host = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9._:%-]+$", max_length=253),
+    Expects("a host name or an address to listen on", "127.0.0.1"),
+]
+AutoCount = Annotated[
+    Literal["auto"] | Annotated[Whole, Field(ge=1)],
+    Expects('"auto" or a whole number of at least 1', "auto"),
+]
+AutoSlots = Annotated[
+    Literal["auto"] | Annotated[Whole, Field(ge=1, le=256)],
+    Expects('"auto" or a whole number from 1 to 256', "auto"),
+]
+AutoContext = Annotated[
+    Literal["auto"] | Annotated[Whole, Field(ge=16)],
+    Expects('"auto" or a whole number of tokens, at least 16', "8192"),
+]
