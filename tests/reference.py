@@ -1,0 +1,114 @@
+"""The reference: `transformers` running a checkpoint in float32, whole prompts only.
+
+The reference's own chunked prefill sets M-RoPE positions wrongly, so goldens come from unchunked runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, GenerationConfig, Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+NEAR_TIE = 1e-4
+NO_TOKEN = 2**31 - 1  # an id past every vocabulary
+
+
+class _PictureProcessor(Qwen3VLProcessor):
+    """The reference's processor without its video processor, which needs torchvision."""
+
+    @classmethod
+    def get_attributes(cls) -> list[str]:
+        return ["image_processor", "tokenizer"]
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
+        return type(argument)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The reference's model (float32, eval) and processor of one checkpoint folder."""
+
+    model: Qwen3VLForConditionalGeneration
+    processor: Qwen3VLProcessor
+
+    def render(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+        """Return the chat template's text, with one `<|image_pad|>` per picture."""
+        options = {"add_generation_prompt": True, **kwargs}
+        return str(self.processor.tokenizer.apply_chat_template(messages, tokenize=False, **options))
+
+    def inputs(self, text: str, images: Sequence[Image.Image] = ()) -> dict[str, torch.Tensor]:
+        """Return what `generate` takes for a rendered prompt and its pictures, in order."""
+        return dict(self.processor(text=[text], images=list(images) or None, return_tensors="pt"))
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """A greedy answer.
+
+    prompt_ids:  the prompt with every placeholder expanded
+    token_ids:   the answer, with its end token where one came
+    gaps:        top logit minus the second, for each token of the answer
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    gaps: tuple[float, ...]
+
+
+def reference(folder: Path) -> Reference:
+    """Load the reference of a checkpoint folder."""
+    processor = _PictureProcessor(
+        image_processor=Qwen2VLImageProcessorPil.from_pretrained(folder),
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        video_processor=None,
+        chat_template=(folder / "chat_template.jinja").read_text(encoding="utf-8"),
+    )
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    return Reference(model.eval(), processor)
+
+
+def reference_greedy(
+    reference: Reference,
+    text: str,
+    images: Sequence[Image.Image] = (),
+    *,
+    max_tokens: int = 16,
+    ignore_eos: bool = False,
+) -> Greedy:
+    """Greedy answer to a rendered prompt (`Reference.render`) with one `<|image_pad|>` per picture."""
+    inputs = reference.inputs(text, images)
+    config = reference.model.generation_config
+    with torch.inference_mode():
+        output = reference.model.generate(
+            **inputs,
+            generation_config=GenerationConfig(
+                do_sample=False,
+                max_new_tokens=max_tokens,
+                eos_token_id=[NO_TOKEN] if ignore_eos else config.eos_token_id,
+                pad_token_id=config.pad_token_id,
+                return_dict_in_generate=True,
+                output_logits=True,
+            ),
+        )
+    prompt_length = inputs["input_ids"].shape[1]
+    ids = output.sequences[0].tolist()
+    tops = [logits[0].float().topk(2).values.tolist() for logits in output.logits]
+    return Greedy(tuple(ids[:prompt_length]), tuple(ids[prompt_length:]), tuple(a - b for a, b in tops))
+
+
+def differing_tokens(ours: Sequence[int], golden: Greedy) -> list[int]:
+    """Places where an answer differs from the golden one, cut at the first near tie that explains it.
+
+    Empty where they agree, or where they first part at a token whose top two logits are closer than 1e-4.
+    """
+    for place, (mine, theirs) in enumerate(zip(ours, golden.token_ids, strict=True)):
+        if mine != theirs:
+            return [] if golden.gaps[place] < NEAR_TIE else [place]
+    return []
