@@ -65,3 +65,9 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def ask(text: str, *pictures: bytes | Image.Image) -> Conversation:
+        """One user turn: pictures (encoded files or images), then the question."""
+        parts: tuple[Part, ...] = (*(PicturePart(picture) for picture in pictures), TextPart(text))
+        return Conversation((Message(Role.USER, parts),))

@@ -39,3 +39,7 @@ class QueueFull(Exception):
 
 class EngineUnavailable(Exception):
     """The engine is not running (still loading, closed, or its thread is dead)."""
+
+
+class EngineFault(Exception):
+    """The engine ended a request that was running; the message names no internals."""

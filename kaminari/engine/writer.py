@@ -1,0 +1,62 @@
+"""Turns the tokens of one choice into deltas, and knows when the choice is over. Never sees a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from tokenizers import Tokenizer
+
+from kaminari.engine.detokenizer import Detokenizer
+from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason
+from kaminari.engine.params import SamplingParams
+from kaminari.engine.stop_strings import StopMatcher
+
+
+class ChoiceWriter:
+    """One choice's way from token ids to text.
+
+    max_tokens:  how many tokens the choice may have, already clamped to the context
+    tokens:      how many it has
+    reason:      why it is over, or None while it runs
+    """
+
+    def __init__(
+        self,
+        choice: int,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        end_token_ids: AbstractSet[int],
+        max_tokens: int,
+    ) -> None:
+        self.choice = choice
+        self.tokens = 0
+        self.reason: FinishReason | None = None
+        self._max_tokens = max_tokens
+        self._end_token_ids = frozenset() if params.ignore_eos else end_token_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(params.stop)
+
+    def push(self, token: int) -> list[Event]:
+        """Take the next token. Returns its delta, and the end of the choice where this token ends it."""
+        if self.reason is not None:
+            raise RuntimeError("a choice that is over takes no more tokens")
+        self.tokens += 1
+        stop = None
+        if token in self._end_token_ids:
+            text, self.reason = "", FinishReason.STOP
+        else:
+            text, stop = self._stops.push(self._detokenizer.push(token))
+            if stop is not None:
+                self.reason = FinishReason.STOP
+            elif self.tokens >= self._max_tokens:
+                self.reason = FinishReason.LENGTH
+        if self.reason is None:
+            return [Delta(self.choice, text, (token,))]
+        if stop is None:
+            tail, stop = self._stops.push(self._detokenizer.flush())
+            text += tail
+            if stop is None:
+                text += self._stops.flush()
+            else:
+                self.reason = FinishReason.STOP
+        return [Delta(self.choice, text, (token,)), ChoiceFinished(self.choice, self.reason, stop)]
