@@ -1,5 +1,7 @@
 """Typed settings. The bottom of the house: imports no torch and no other part of kaminari."""
 
+from kaminari.config.loading import load_settings
+from kaminari.config.problems import ConfigError, Problem
 from kaminari.config.settings import (
     BudgetSettings,
     DeviceChoice,
@@ -16,6 +18,7 @@ from kaminari.config.source import Demo, Folder, Hub, ModelSource, parse_source
 
 __all__ = [
     "BudgetSettings",
+    "ConfigError",
     "Demo",
     "DeviceChoice",
     "DtypeChoice",
@@ -27,7 +30,9 @@ __all__ = [
     "ModelSource",
     "PictureMode",
     "PictureSettings",
+    "Problem",
     "ServerSettings",
     "Settings",
+    "load_settings",
     "parse_source",
 ]
