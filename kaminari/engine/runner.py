@@ -15,7 +15,8 @@ from torch import Tensor
 from kaminari.engine.noise import uniform
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
-from kaminari.engine.sampler import SamplingTable, sample
+from kaminari.engine.sampler import sample
+from kaminari.engine.sampling_table import SamplingTable
 from kaminari.engine.scheduler import DecodeRow, EncodePicture, PrefillChunk
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
@@ -69,7 +70,7 @@ class Runner:
     def __init__(self, model: VisionLanguageModel, slots: int, context: int) -> None:
         self.model = model
         self.cache = model.new_cache(slots, context)
-        self._sampling = SamplingTable(slots, model.device)
+        self._sampling = SamplingTable(slots, model.vocab_size, model.device)
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
 
@@ -160,17 +161,15 @@ class Runner:
         indices: Sequence[int],
     ) -> Drawn:
         """Draw one token per row from logits [R, V] and leave it where the next step finds it."""
-        noise = [
-            uniform(self._jobs[job].seed, choice, index)
-            for (job, choice), index in zip(rows, indices, strict=True)
-        ]
-        drawn = sample(
-            logits,
-            self._sampling.rows(slots),
-            mask=None,
-            noise=torch.tensor(noise, dtype=torch.float64, device=self._device),
-        )
-        self._last_tokens.index_copy_(0, self._tensor(slots), drawn.ids)
+        index = self._tensor(slots)
+        params = self._sampling.rows(slots, index)
+        noise = None
+        if not params.all_greedy:
+            keys = zip(rows, indices, strict=True)
+            uniforms = [uniform(self._jobs[job].seed, choice, token) for (job, choice), token in keys]
+            noise = torch.tensor(uniforms, dtype=torch.float64, device=self._device)
+        drawn = sample(logits, params, noise=noise)
+        self._last_tokens.index_copy_(0, index, drawn.ids)
         return Drawn(rows, drawn.ids, drawn.finite)
 
     def _features(self, job: _RunnerJob, start: int, stop: int) -> FeatureRows | None:

@@ -42,11 +42,12 @@ class EventStream:
             if self._ended or self._aborted:
                 return
             self._aborted = True
+        self._on_abort()
+        with self._ready:
             self._ready.notify()
             wake = self._wake
         if wake is not None:
             wake()
-        self._on_abort()
 
     def _take(self) -> tuple[list[Event], bool]:
         """Return what has arrived, and whether that is all there will be. Call with the lock held."""

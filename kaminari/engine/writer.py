@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from tokenizers import Tokenizer
-
 from kaminari.engine.detokenizer import Detokenizer
 from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason
 from kaminari.engine.params import SamplingParams
@@ -23,7 +21,7 @@ class ChoiceWriter:
     def __init__(
         self,
         choice: int,
-        tokenizer: Tokenizer,
+        detokenizer: Detokenizer,
         params: SamplingParams,
         end_token_ids: AbstractSet[int],
         max_tokens: int,
@@ -33,7 +31,7 @@ class ChoiceWriter:
         self.reason: FinishReason | None = None
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset() if params.ignore_eos else end_token_ids
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = detokenizer
         self._stops = StopMatcher(params.stop)
 
     def push(self, token: int) -> list[Event]:
