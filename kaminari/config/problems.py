@@ -73,7 +73,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
         if len(same) == 1:
             return same[0]
     spelled = {candidate.upper(): candidate for candidate in candidates}
-    matches = difflib.get_close_matches(name.upper(), spelled, n=1, cutoff=0.7)
+    matches = difflib.get_close_matches(name.upper(), spelled, n=1, cutoff=0.65)
     return spelled[matches[0]] if matches else None
 
 

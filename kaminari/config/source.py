@@ -45,7 +45,9 @@ class Folder:
         return self.path.resolve().name or "model"
 
     def __str__(self) -> str:
-        return str(self.path)
+        """Spelled so that it reads back as a folder, whether it exists or not."""
+        text = str(self.path)
+        return text if text.startswith((".", "/")) else f"./{text}"
 
 
 @dataclass(frozen=True, slots=True)

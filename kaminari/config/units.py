@@ -41,6 +41,21 @@ def format_duration(value: timedelta) -> str:
     return f"{seconds:g}s"
 
 
+def format_size(value: int) -> str:
+    """Spell a size so that it reads back exactly, in the largest binary unit that divides it."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value and value % (1 << power) == 0:
+            return f"{value >> power}{unit}"
+    return f"{value}B"
+
+
+def spell(value: Any) -> str:
+    """A setting's value as text that a flag or a variable takes back."""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return format_size(value) if isinstance(value, ByteSize) else str(value)
+
+
 def _not_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a truth value is not a number")

@@ -1,0 +1,8 @@
+"""`python -m kaminari` is the `kaminari` command."""
+
+import sys
+
+from kaminari.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
