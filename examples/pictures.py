@@ -12,11 +12,11 @@ from PIL import Image, ImageDraw, ImageFont
 def receipt(store: str, date: str, items: Sequence[tuple[str, str]], total: str) -> Image.Image:
     """Draw a small receipt, 256 pixels wide, in Pillow's own font."""
     rows = [(store, ""), (date, ""), *items, ("TOTAL", total)]
-    font = ImageFont.load_default(20)
+    font = ImageFont.load_default(18)
     image = Image.new("RGB", (256, 160), "white")
     draw = ImageDraw.Draw(image)
     for number, (left, right) in enumerate(rows):
-        top = 6 + 25 * number
+        top = 6 + 23 * number
         draw.text((6, top), left, font=font, fill="black")
         draw.text((244 - font.getlength(right), top), right, font=font, fill="black")
     return image
