@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kaminari.model.batch import RowLengths
+
 
 class LayerState(ABC):
     """What one layer remembers of every slot."""
@@ -38,8 +40,12 @@ class LayerState(ABC):
         """Put a saved state back into a slot."""
 
     @abstractmethod
-    def truncate(self, slot: int, length: int) -> bool:
-        """Cut the slot back to `length` tokens; False where only a saved checkpoint can do that."""
+    def can_truncate(self, slot: int, length: int) -> bool:
+        """Whether the slot can be cut back to `length` tokens; False where only a saved checkpoint can."""
+
+    @abstractmethod
+    def truncate(self, slot: int, length: int) -> None:
+        """Cut the slot back to `length` tokens. Called only where `can_truncate`."""
 
     @abstractmethod
     def begin_draft(self, slots: Sequence[int], tokens: int) -> None:
@@ -66,42 +72,81 @@ class SlotSnapshot:
 
 
 class SlotCache:
-    """All layers' states, for `slots` slots of `capacity` tokens."""
+    """All layers' states, for `slots` slots of `capacity` tokens.
+
+    Every verb raises ValueError, before anything changes, for a slot or a length that does not exist.
+    """
 
     def __init__(self, layers: Sequence[LayerState], slots: int, capacity: int) -> None:
+        if slots < 1 or capacity < 1:
+            raise ValueError(f"a cache needs at least 1 slot of 1 token, not {slots} of {capacity}")
         self.layers = tuple(layers)
         self.slots = slots
         self.capacity = capacity
 
+    def check_rows(self, rows: RowLengths) -> None:
+        """Raise ValueError unless a step's rows have slots of their own and fit into them."""
+        if not len(rows.slots) == len(rows.q_lens) == len(rows.kv_lens):
+            raise ValueError("slots, q_lens and kv_lens must have one entry per row")
+        if len(set(rows.slots)) != len(rows.slots):
+            raise ValueError(f"the rows of a step must have slots of their own, not {rows.slots}")
+        for slot, q_len, kv_len in zip(rows.slots, rows.q_lens, rows.kv_lens, strict=True):
+            self._check(slot, kv_len)
+            if not 1 <= q_len <= kv_len:
+                raise ValueError(f"slot {slot}: {q_len} new tokens do not fit a length of {kv_len}")
+
     def claim(self, slot: int) -> None:
+        self._check(slot)
         for layer in self.layers:
             layer.claim(slot)
 
     def scrub(self, slot: int) -> None:
+        self._check(slot)
         for layer in self.layers:
             layer.scrub(slot)
 
     def copy(self, source: int, target: int, length: int) -> None:
+        self._check(source, length)
+        self._check(target, length)
         for layer in self.layers:
             layer.copy(source, target, length)
 
     def save(self, slot: int, length: int) -> SlotSnapshot:
+        self._check(slot, length)
         return SlotSnapshot(length, tuple(layer.save(slot, length) for layer in self.layers))
 
     def restore(self, slot: int, snapshot: SlotSnapshot) -> None:
+        self._check(slot, snapshot.length)
+        if len(snapshot.layers) != len(self.layers):
+            raise ValueError(f"a snapshot of {len(snapshot.layers)} layers, and {len(self.layers)} here")
         for layer, saved in zip(self.layers, snapshot.layers, strict=True):
             layer.restore(slot, saved)
 
     def truncate(self, slot: int, length: int) -> bool:
         """Cut every layer back to `length`; False (and nothing changed) where a layer cannot."""
-        raise NotImplementedError
+        self._check(slot, length)
+        if not all(layer.can_truncate(slot, length) for layer in self.layers):
+            return False
+        for layer in self.layers:
+            layer.truncate(slot, length)
+        return True
 
     def nbytes(self) -> int:
         return sum(layer.nbytes() for layer in self.layers)
 
+    def _check(self, slot: int, length: int = 0) -> None:
+        if not 0 <= slot < self.slots:
+            raise ValueError(f"no slot {slot}: there are {self.slots}, counted from 0")
+        if not 0 <= length <= self.capacity:
+            raise ValueError(f"a length of {length} tokens does not fit a slot of {self.capacity}")
+
 
 class AttentionKV(LayerState):
-    """Keys and values [slots, kv_heads, capacity, head_dim] of one attention layer."""
+    """Keys and values [slots, kv_heads, capacity, head_dim] of one attention layer.
+
+    It keeps no lengths: a step says how long each row is. Within a row's length every place was written by
+    the slot's owner (by its steps, a copy or a restore), and nothing past it is ever read.
+    """
 
     def __init__(
         self,
@@ -116,3 +161,49 @@ class AttentionKV(LayerState):
         shape = (slots, kv_heads, capacity, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
+
+    def claim(self, slot: int) -> None:
+        """Do nothing: an old owner's rows lie past the new owner's length until they are overwritten."""
+
+    def scrub(self, slot: int) -> None:
+        self.keys[slot].zero_()
+        self.values[slot].zero_()
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.keys[target, :, :length].copy_(self.keys[source, :, :length])
+        self.values[target, :, :length].copy_(self.values[source, :, :length])
+
+    def save(self, slot: int, length: int) -> dict[str, Tensor]:
+        """Return `keys` and `values`, each [kv_heads, length, head_dim]."""
+        return {
+            "keys": self.keys[slot, :, :length].to("cpu", copy=True).contiguous(),
+            "values": self.values[slot, :, :length].to("cpu", copy=True).contiguous(),
+        }
+
+    def restore(self, slot: int, saved: dict[str, Tensor]) -> None:
+        """Put a saved state back. Raises ValueError where its shape is not this layer's."""
+        keys, values = saved["keys"], saved["values"]
+        _, kv_heads, capacity, head_dim = self.keys.shape
+        length = keys.shape[1]
+        if keys.shape != values.shape or keys.shape != (kv_heads, length, head_dim) or length > capacity:
+            raise ValueError(
+                f"saved keys {tuple(keys.shape)} and values {tuple(values.shape)} do not fit "
+                f"[{kv_heads}, up to {capacity}, {head_dim}]"
+            )
+        self.keys[slot, :, :length].copy_(keys)
+        self.values[slot, :, :length].copy_(values)
+
+    def can_truncate(self, slot: int, length: int) -> bool:
+        return True
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Do nothing: what lies past the length is never read, and is overwritten as the row grows."""
+
+    def begin_draft(self, slots: Sequence[int], tokens: int) -> None:
+        """Do nothing: a draft's rows lie past the length that `commit` keeps."""
+
+    def commit(self, slot: int, length: int) -> None:
+        """Do nothing, as for `truncate`."""
+
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes

@@ -1,0 +1,70 @@
+"""Attention over the slot cache behind one name: `attend` writes a step's keys and values and reads them.
+
+This module owns the layout of the cache's reads and writes. It reads each row's length, never a slot's
+capacity, gathers nothing, and lets no row see another. Other backends take the place of `_attend_row` per
+row, or of the whole body of `attend` (one operator over the whole cache, `batch.slots` and `batch.kv_lens`);
+the per-row one stays as the oracle that they are compared with.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kaminari.model.batch import StepBatch
+from kaminari.model.cache import AttentionKV
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
+    """Causal attention of a step's new tokens over all that their slots hold.
+
+    q:        [T, heads, head_dim]
+    k, v:     [T, kv_heads, head_dim], this step's; written to places [kv_len - q_len, kv_len) of each slot
+    returns:  [T, heads, head_dim]
+
+    The batch must have passed `SlotCache.check_rows`.
+    """
+    rows = batch.host
+    output = torch.empty_like(q)
+    start = 0
+    for slot, q_len, kv_len in zip(rows.slots, rows.q_lens, rows.kv_lens, strict=True):
+        stop = start + q_len
+        keys = layer.keys[slot, :, :kv_len]
+        values = layer.values[slot, :, :kv_len]
+        keys[:, kv_len - q_len :].copy_(k[start:stop].transpose(0, 1))
+        values[:, kv_len - q_len :].copy_(v[start:stop].transpose(0, 1))
+        output[start:stop] = _attend_row(q[start:stop], keys, values)
+        start = stop
+    return output
+
+
+def _attend_row(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of one row's last tokens: q [q_len, heads, head_dim], keys [kv_heads, kv_len, head_dim].
+
+    Query head h reads key-value head h // group. Keys and values are never expanded in memory: a single
+    query's heads become the rows of their kv head, and a chunk's groups a batch of stride 0.
+    """
+    q_len, heads, head_dim = q.shape
+    kv_heads, kv_len, _ = keys.shape
+    group = heads // kv_heads
+    if q_len == 1:
+        folded = q.view(1, kv_heads, group, head_dim)
+        return F.scaled_dot_product_attention(folded, keys[None], values[None]).reshape(1, heads, head_dim)
+    grouped = q.view(q_len, kv_heads, group, head_dim).permute(2, 1, 0, 3)
+    output = F.scaled_dot_product_attention(
+        grouped,
+        keys.expand(group, -1, -1, -1),
+        values.expand(group, -1, -1, -1),
+        attn_mask=None if q_len == kv_len else _bottom_right_mask(q_len, kv_len, q.device),
+        is_causal=q_len == kv_len,
+    )
+    return output.permute(2, 1, 0, 3).reshape(q_len, heads, head_dim)
+
+
+def _bottom_right_mask(q_len: int, kv_len: int, device: torch.device) -> Tensor:
+    """[q_len, kv_len], True where a key may be read: the last query reads all.
+
+    `is_causal` is aligned upper-left, so it is right only where q_len equals kv_len.
+    """
+    return torch.ones(q_len, kv_len, dtype=torch.bool, device=device).tril(kv_len - q_len)

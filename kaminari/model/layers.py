@@ -1,0 +1,40 @@
+"""The small layers that text decoders share. They look at packed rows only, never at slots or lengths."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kaminari.model.linear import Linear
+
+
+class RMSNorm(nn.Module):
+    """Normalize the last axis in float32, round to the input's dtype, then scale: the reference's order."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)), [rows, hidden] -> [rows, hidden].
+
+    The weight of `gate_up` holds the gate's rows first, then up's.
+    """
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up = Linear(hidden, 2 * intermediate)
+        self.down = Linear(intermediate, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        down: Tensor = self.down(F.silu(gate) * up)
+        return down

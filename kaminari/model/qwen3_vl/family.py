@@ -1,0 +1,57 @@
+"""Qwen3-VL's face to the rest of the house. Cheap to import: what it needs is imported when it is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from kaminari.model.family import Family, Footprint, LoadOptions, PromptFormat, VisionLanguageModel
+
+
+class Qwen3VLFamily:
+    """`Family` of checkpoints whose `model_type` is `qwen3_vl`. Every verb may raise `CheckpointError`."""
+
+    name = "qwen3_vl"
+
+    def prompt_format(self, folder: Path) -> PromptFormat:
+        from kaminari.model.qwen3_vl.prompt import Qwen3VLPromptFormat
+
+        return Qwen3VLPromptFormat.from_folder(folder)
+
+    def footprint(self, folder: Path, dtype: torch.dtype, vision_dtype: torch.dtype) -> Footprint:
+        """Count bytes without reading a weight; the files' headers must agree with the config."""
+        from kaminari.model.qwen3_vl.weights import open_checkpoint
+
+        checkpoint = open_checkpoint(folder)
+        network, text = checkpoint.network, checkpoint.config.text
+        weights = _count(network.text) * dtype.itemsize + _count(network.vision) * vision_dtype.itemsize
+        keys_and_values = 2 * text.layers * text.kv_heads * text.head_dim
+        return Footprint(weights=weights, cache_per_token=keys_and_values * dtype.itemsize)
+
+    def load(self, folder: Path, options: LoadOptions) -> VisionLanguageModel:
+        """Load every weight onto the device, each half of the model in its dtype."""
+        from kaminari.model.loading import load_tensors, materialize
+        from kaminari.model.qwen3_vl.model import Qwen3VL
+        from kaminari.model.qwen3_vl.weights import open_checkpoint
+
+        checkpoint = open_checkpoint(folder)
+        network = checkpoint.network
+        materialize(network.text, options.device, options.dtype)
+        materialize(network.vision, options.device, options.vision_dtype)
+        load_tensors(
+            network,
+            checkpoint.tensors,
+            checkpoint.placements,
+            copies=checkpoint.copies,
+            progress=options.progress,
+        )
+        return Qwen3VL(network, checkpoint.config.text, options.device, options.dtype)
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+FAMILY: Family = Qwen3VLFamily()

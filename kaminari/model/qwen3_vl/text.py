@@ -1,0 +1,112 @@
+"""Qwen3-VL's text decoder: fused projections, q and k norms per head, M-RoPE, deepstack.
+
+One forward serves prefill chunks and decode steps alike. It never waits for the device, and no shape in it
+depends on data other than the counts of tokens and rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kaminari.model.attention import attend
+from kaminari.model.batch import StepBatch
+from kaminari.model.cache import AttentionKV, SlotCache
+from kaminari.model.layers import RMSNorm, SwiGLU
+from kaminari.model.linear import Linear
+from kaminari.model.qwen3_vl.config import TextSizes
+from kaminari.model.rotary import InterleavedRotary, rotate
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """Self-attention of one layer. `qkv` holds the rows of q, then k, then v."""
+
+    def __init__(self, sizes: TextSizes) -> None:
+        super().__init__()
+        self.heads = sizes.heads
+        self.kv_heads = sizes.kv_heads
+        self.head_dim = sizes.head_dim
+        self.qkv = Linear(sizes.hidden, (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim)
+        self.q_norm = RMSNorm(sizes.head_dim, sizes.norm_eps)
+        self.k_norm = RMSNorm(sizes.head_dim, sizes.norm_eps)
+        self.output = Linear(sizes.heads * sizes.head_dim, sizes.hidden)
+
+    def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        q, k, v = (
+            self.qkv(x)
+            .unflatten(-1, (-1, self.head_dim))
+            .split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        )
+        q = rotate(self.q_norm(q), *rotation)
+        k = rotate(self.k_norm(k), *rotation)
+        output: Tensor = self.output(attend(q, k, v, layer, batch).flatten(1))
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """Attention and SwiGLU, each behind a norm and added to its input."""
+
+    def __init__(self, sizes: TextSizes) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.attention = Attention(sizes)
+        self.mlp_norm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.mlp = SwiGLU(sizes.hidden, sizes.intermediate)
+
+    def forward(self, hidden: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, layer, batch)
+        output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return output
+
+
+class Embedding(nn.Module):
+    """Rows of a weight [vocab, hidden], looked up by token."""
+
+    def __init__(self, vocab: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight)
+
+
+class TextDecoder(nn.Module):
+    """Tokens and vision rows in, final hidden states out; and the head over chosen rows."""
+
+    def __init__(self, sizes: TextSizes, rotary: InterleavedRotary) -> None:
+        super().__init__()
+        self.embedding = Embedding(sizes.vocab, sizes.hidden)
+        self.rotary = rotary
+        self.layers = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.layers))
+        self.norm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.own_head = None if sizes.tied else Linear(sizes.hidden, sizes.vocab)
+
+    def forward(self, batch: StepBatch, cache: SlotCache) -> Tensor:
+        """Write the step into the cache and return the normed final hidden states [T, hidden].
+
+        Vision rows replace the embeddings of their placeholders, and deepstack row n is added to them
+        behind layer n.
+        """
+        features = batch.features
+        hidden = self.embedding(batch.tokens)
+        if features is not None:
+            hidden = hidden.index_copy(0, features.index, features.embeddings)
+        rotation = self.rotary(batch.positions, hidden.dtype)
+        for number, (layer, state) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            hidden = layer(hidden, rotation, state, batch)
+            if features is not None and number < features.deepstack.shape[0]:
+                hidden = hidden.index_add(0, features.index, features.deepstack[number])
+        output: Tensor = self.norm(hidden)
+        return output
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] of hidden states [rows, hidden]."""
+        if self.own_head is None:
+            return F.linear(hidden, self.embedding.weight)
+        logits: Tensor = self.own_head(hidden)
+        return logits

@@ -1,0 +1,99 @@
+"""Qwen3-VL's modules on the meta device, and where each tensor of a checkpoint goes in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+
+from kaminari.model.loading import Placement, StoredTensor, check_tensors, read_headers
+from kaminari.model.qwen3_vl.config import CheckpointConfig, TextSizes, load_config
+from kaminari.model.qwen3_vl.text import TextDecoder
+from kaminari.model.qwen3_vl.vision import build_tower
+from kaminari.model.rotary import InterleavedRotary
+
+EMBEDDING = "model.language_model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+class Network(nn.Module):
+    """Both halves of the model. Parameters are on the meta device until they are loaded."""
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        super().__init__()
+        # Frequencies of every rope type are the reference's own computation.
+        reference = Qwen3VLTextRotaryEmbedding(config.reference_text)
+        rotary = InterleavedRotary(
+            reference.inv_freq, reference.mrope_section, float(reference.attention_scaling)
+        )
+        with torch.device("meta"):
+            self.text = TextDecoder(config.text, rotary)
+        self.vision = build_tower(config.reference_vision)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder whose config and headers agree, with modules that wait for their weights.
+
+    copies:  tensors that may stand in the files a second time, and what they must equal
+    """
+
+    config: CheckpointConfig
+    network: Network
+    tensors: dict[str, StoredTensor]
+    placements: dict[str, Placement]
+    copies: dict[str, str]
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read the config and the headers, and build the modules; no weight is read. Raises `CheckpointError`."""
+    config = load_config(folder)
+    tensors = read_headers(folder)
+    network = Network(config)
+    placements = place_weights(network, config)
+    copies = {HEAD: EMBEDDING} if config.text.tied else {}
+    check_tensors(tensors, placements, copies=copies)
+    return Checkpoint(config, network, tensors, placements, copies)
+
+
+def place_weights(network: Network, config: CheckpointConfig) -> dict[str, Placement]:
+    """Map every tensor name of a checkpoint to the rows of the parameter that it fills."""
+    placements = {EMBEDDING: Placement("text.embedding.weight", (config.text.vocab, config.text.hidden))}
+    if not config.text.tied:
+        placements[HEAD] = Placement("text.own_head.weight", (config.text.vocab, config.text.hidden))
+    placements["model.language_model.norm.weight"] = Placement("text.norm.weight", (config.text.hidden,))
+    for number in range(config.text.layers):
+        source, target = f"model.language_model.layers.{number}", f"text.layers.{number}"
+        for name, placement in _layer(config.text).items():
+            placements[f"{source}.{name}"] = Placement(
+                f"{target}.{placement.parameter}", placement.shape, placement.first_row
+            )
+    for name, parameter in network.vision.named_parameters():
+        placements[f"model.visual.{name}"] = Placement(f"vision.{name}", tuple(parameter.shape))
+    patches = network.vision.patch_embed
+    for name, shape in (("weight", patches.kernel_shape), ("bias", tuple(patches.bias.shape))):
+        del placements[f"model.visual.patch_embed.{name}"]
+        placements[f"model.visual.patch_embed.proj.{name}"] = Placement(f"vision.patch_embed.{name}", shape)
+    return placements
+
+
+def _layer(sizes: TextSizes) -> dict[str, Placement]:
+    """Placements within one layer, by the names that the checkpoint and the decoder use inside a layer."""
+    q_rows, kv_rows = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    hidden, intermediate = sizes.hidden, sizes.intermediate
+    return {
+        "input_layernorm.weight": Placement("attention_norm.weight", (hidden,)),
+        "self_attn.q_proj.weight": Placement("attention.qkv.weight", (q_rows, hidden)),
+        "self_attn.k_proj.weight": Placement("attention.qkv.weight", (kv_rows, hidden), q_rows),
+        "self_attn.v_proj.weight": Placement("attention.qkv.weight", (kv_rows, hidden), q_rows + kv_rows),
+        "self_attn.q_norm.weight": Placement("attention.q_norm.weight", (sizes.head_dim,)),
+        "self_attn.k_norm.weight": Placement("attention.k_norm.weight", (sizes.head_dim,)),
+        "self_attn.o_proj.weight": Placement("attention.output.weight", (hidden, q_rows)),
+        "post_attention_layernorm.weight": Placement("mlp_norm.weight", (hidden,)),
+        "mlp.gate_proj.weight": Placement("mlp.gate_up.weight", (intermediate, hidden)),
+        "mlp.up_proj.weight": Placement("mlp.gate_up.weight", (intermediate, hidden), intermediate),
+        "mlp.down_proj.weight": Placement("mlp.down.weight", (hidden, intermediate)),
+    }

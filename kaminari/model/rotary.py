@@ -1,0 +1,46 @@
+"""Rotary position embedding with three position axes (M-RoPE), interleaved over the frequencies.
+
+Angles are float32; the rotation runs in the model's dtype, in the reference's order of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class InterleavedRotary(nn.Module):
+    """Positions -> cosines and sines.
+
+    inv_freq:       [head_dim / 2] float32
+    mrope_section:  how many frequencies the temporal, height and width positions turn; heights take every
+                    third frequency from 1 and widths from 2, up to three times their count
+    scaling:        factor on both, from the rope type
+    """
+
+    inv_freq: Tensor
+    axes: Tensor
+
+    def __init__(self, inv_freq: Tensor, mrope_section: Sequence[int], scaling: float = 1.0) -> None:
+        super().__init__()
+        axes = torch.zeros(inv_freq.shape[0], dtype=torch.int64, device=inv_freq.device)
+        for axis in (1, 2):
+            axes[axis : 3 * mrope_section[axis] : 3] = axis
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
+        self.scaling = scaling
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, each [T, 1, head_dim], of positions [3, T]."""
+        angles = positions[self.axes].t().float() * self.inv_freq
+        cos = (angles.cos() * self.scaling).to(dtype)
+        sin = (angles.sin() * self.scaling).to(dtype)
+        return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((sin, sin), dim=-1)[:, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn x [T, heads, head_dim] by the angles of its rows; halves of the head pair up."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
