@@ -32,9 +32,20 @@ class ParsedCommand:
         return self.loaded.settings
 
 
-def command_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """A parser for `kaminari <command>`; flags are never guessed from their beginnings."""
-    return argparse.ArgumentParser(
+class CommandParser(argparse.ArgumentParser):
+    """A parser that remembers which settings it has flags for (`fields`)."""
+
+    fields: tuple[SettingField, ...] = ()
+
+    @property
+    def flags(self) -> list[str]:
+        """Every flag that it knows, the command's own included."""
+        return list(self._option_string_actions)
+
+
+def command_parser(command: str, description: str) -> CommandParser:
+    """A parser for `kaminari <command>`; it guesses no flag from its beginning."""
+    return CommandParser(
         prog=f"kaminari {command}",
         description=description,
         usage=f"kaminari {command} [MODEL] [FLAGS]",
@@ -43,13 +54,14 @@ def command_parser(command: str, description: str) -> argparse.ArgumentParser:
     )
 
 
-def add_settings_flags(parser: argparse.ArgumentParser, groups: Collection[str] | None = None) -> None:
+def add_settings_flags(parser: CommandParser, groups: Collection[str] | None = None) -> None:
     """Add MODEL and a flag for every field of the named groups of settings (None: of all)."""
     sections: dict[str, argparse._ArgumentGroup] = {}
     for field in setting_fields():
         group = field.path[0]
         if groups is not None and group not in groups:
             continue
+        parser.fields += (field,)
         if field.path == POSITIONAL:
             parser.add_argument(
                 field.name, nargs="?", default=argparse.SUPPRESS, metavar=field.flag, help=_help(field)
@@ -68,18 +80,18 @@ def add_settings_flags(parser: argparse.ArgumentParser, groups: Collection[str] 
 
 
 def parse_command(
-    parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str] | None = None
+    parser: CommandParser, argv: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> ParsedCommand:
     """Parse a command line and load the settings, with one report for flags and environment together.
 
     Raises `ConfigError`; the command's own arguments fail as argparse does (usage, exit code 2).
     """
-    line, problems = _take_out_valueless(argv)
+    line, problems = _take_out_valueless(argv, parser.fields)
     args, extras = parser.parse_known_args(line)
     unknown = [token for token in extras if token.startswith("-")]
     if unknown:
         # the value of an unknown flag must not be taken for MODEL
-        line, unknown_flags = _take_out_unknown(line, unknown)
+        line, unknown_flags = _take_out_unknown(line, unknown, parser)
         problems += unknown_flags
         args, extras = parser.parse_known_args(line)
     problems += [
@@ -88,13 +100,15 @@ def parse_command(
         if not token.startswith("-")
     ]
     values = vars(args)
-    flags = {field.name: values[field.name] for field in setting_fields() if field.name in values}
+    flags = {field.name: values[field.name] for field in parser.fields if field.name in values}
     return ParsedCommand(args, load_with_origins(flags, environ, problems))
 
 
-def _take_out_valueless(argv: Sequence[str]) -> tuple[list[str], list[Problem]]:
+def _take_out_valueless(
+    argv: Sequence[str], fields: Iterable[SettingField]
+) -> tuple[list[str], list[Problem]]:
     """The command line without the settings' flags that lack a value, and a problem for each."""
-    known = {field.flag: field for field in setting_fields()}
+    known = {field.flag: field for field in fields if field.path != POSITIONAL}
     rest: list[str] = []
     problems = []
     for token, following in itertools.zip_longest(argv, argv[1:]):
@@ -102,7 +116,7 @@ def _take_out_valueless(argv: Sequence[str]) -> tuple[list[str], list[Problem]]:
             following.startswith("-") and not _NEGATIVE_NUMBER.fullmatch(following)
         )
         field = known.get(token)
-        if field is not None and field.path != POSITIONAL and valueless:
+        if field is not None and valueless:
             fix = f"for example {field.flag} {field.expects.example}"
             problems.append(Problem(field.flag, None, f"no value; expected {field.expects.text}", fix))
         else:
@@ -110,7 +124,9 @@ def _take_out_valueless(argv: Sequence[str]) -> tuple[list[str], list[Problem]]:
     return rest, problems
 
 
-def _take_out_unknown(argv: Sequence[str], unknown: Iterable[str]) -> tuple[list[str], list[Problem]]:
+def _take_out_unknown(
+    argv: Sequence[str], unknown: Iterable[str], parser: CommandParser
+) -> tuple[list[str], list[Problem]]:
     """The command line without its unknown flags and what looks like their values, and a problem for each."""
     pending = list(unknown)
     rest: list[str] = []
@@ -125,15 +141,15 @@ def _take_out_unknown(argv: Sequence[str], unknown: Iterable[str]) -> tuple[list
         flag, equals, value = token.partition("=")
         if not equals and tokens and not tokens[0].startswith("-"):
             value = tokens.pop(0)
-        problems.append(_unknown_flag(flag, value))
+        problems.append(_unknown_flag(flag, value, parser))
     return rest, problems
 
 
-def _unknown_flag(flag: str, value: str) -> Problem:
-    known = {field.flag: field for field in setting_fields() if field.path != POSITIONAL}
-    guess = closest(flag, known)
+def _unknown_flag(flag: str, value: str, parser: CommandParser) -> Problem:
+    guess = closest(flag, parser.flags)
     fix = "leave it out; --help lists every flag" if guess is None else f"did you mean {guess}?"
-    secret = sounds_secret(flag) or (guess is not None and known[guess].secret)
+    meant = next((field for field in parser.fields if field.flag == guess), None)
+    secret = sounds_secret(flag) or (meant is not None and meant.secret)
     return Problem(flag, shown(value, secret=secret) if value else None, "there is no such flag", fix)
 
 
