@@ -360,3 +360,22 @@ def test_shapes_that_do_not_belong_together_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=word):
         sample(logits, tensors([PLAIN, GREEDY], 4), mask, noise)
+
+
+@pytest.mark.parametrize(
+    "params", [[GREEDY] * 2, [PLAIN] * 2, [SamplingParams(top_k=3), SamplingParams(top_p=0.5)]]
+)
+def test_the_host_never_waits_for_a_value(params: list[SamplingParams]) -> None:
+    """Tensors on the meta device have no values: reading one on the host would raise."""
+    meta = torch.device("meta")
+    table = SamplingTable(2, 500, meta)
+    for slot, row in enumerate(params):
+        table.set(slot, row)
+    drawn = sample(
+        torch.empty(2, 500, device=meta),
+        table.rows([0, 1], torch.empty(2, dtype=torch.int64, device=meta)),
+        torch.empty(2, 500, dtype=torch.bool, device=meta),
+        torch.empty(2, device=meta),
+        logprobs=True,
+    )
+    assert drawn.ids.shape == drawn.finite.shape == (2,)
