@@ -1,0 +1,221 @@
+"""From a conversation to a prompt that is ready to run: pictures fitted, template rendered, text tokenized.
+
+Worker threads call it; it holds no weights and touches no device. Whatever is wrong with a request is found
+here and raised as a `RequestError` before anything is queued. Nothing is cut, dropped or replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kaminari.engine.chat_template import ChatTemplate
+from kaminari.engine.conversation import Conversation, Detail, Message, PicturePart, Role, TextPart
+from kaminari.engine.errors import ContextLengthExceeded, RequestError
+from kaminari.engine.picture_decoding import decode_picture
+from kaminari.engine.prompt import PictureSpan, PreparedPrompt
+from kaminari.engine.text_encoding import Control, Piece, TextEncoder
+from kaminari.model.family import CheckpointError, PictureBudget, PictureError, PromptFormat
+from kaminari.model.picture import Picture
+from kaminari.model.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PictureRules:
+    """How many pictures a request may hold, how large, and how many tokens each may take.
+
+    budgets:     one for every `Detail`
+    max_pixels:  of one picture, as its header says
+    max_count:   in one request
+    """
+
+    budgets: Mapping[Detail, PictureBudget]
+    max_pixels: int
+    max_count: int
+
+
+class Frontend:
+    """The prompt side of one checkpoint. Safe to share between threads.
+
+    tokenizer:    decodes ids; reads control spellings as text
+    special_ids:  ids of control tokens
+    """
+
+    def __init__(self, folder: Path, prompt_format: PromptFormat, rules: PictureRules, context: int) -> None:
+        """Load tokenizer and template of a checkpoint folder; `context` is tokens per slot.
+
+        Raises `CheckpointError`.
+        """
+        reference = load_tokenizer(folder)
+        self._template = ChatTemplate(folder, reference)
+        self._encoder = TextEncoder(reference)
+        self._format = prompt_format
+        self._rules = rules
+        self._context = context
+        self.tokenizer = self._encoder.tokenizer
+        self.special_ids = self._encoder.special_ids
+        marker_id = self.tokenizer.token_to_id(prompt_format.marker)
+        if marker_id is None or marker_id not in self.special_ids:
+            raise CheckpointError(
+                f"{prompt_format.marker} is not a control token of the tokenizer of {folder}"
+            )
+        self._marker = Control(marker_id)
+
+    def prepare(self, conversation: Conversation) -> PreparedPrompt:
+        """Make a prompt of a conversation. Raises `RequestError` (with the field that is at fault)."""
+        started = time.perf_counter()
+        self._check(conversation)
+        pictures = self._pictures(conversation)
+        pieces = self._pieces(conversation, len(pictures))
+        token_ids, placeholder = self._expand(pieces, pictures)
+        if len(token_ids) >= self._context:
+            raise ContextLengthExceeded(len(token_ids), self._context)
+        positions, offset = self._format.positions(token_ids, placeholder, pictures)
+        return PreparedPrompt(
+            token_ids=tuple(token_ids),
+            positions=positions,
+            position_offset=offset,
+            pictures=tuple(pictures),
+            spans=_spans(placeholder, pictures),
+            preprocess_seconds=time.perf_counter() - started,
+        )
+
+    def _check(self, conversation: Conversation) -> None:
+        """Refuse what can be refused cheaply, before a picture is decoded or a text tokenized."""
+        messages = conversation.messages
+        if not messages:
+            raise RequestError("messages must hold at least one message", field="messages")
+        if conversation.continue_final_message:
+            if conversation.add_generation_prompt:
+                raise RequestError(
+                    "continue_final_message and add_generation_prompt exclude each other",
+                    field="continue_final_message",
+                )
+            final = messages[-1].parts
+            if not final or not isinstance(final[-1], TextPart) or not final[-1].text.strip():
+                raise RequestError(
+                    "continue_final_message needs a final message that ends with text", field="messages"
+                )
+        count = sum(isinstance(part, PicturePart) for message in messages for part in message.parts)
+        if count > self._rules.max_count:
+            raise RequestError(
+                f"a request may hold at most {self._rules.max_count} pictures, this one has {count}",
+                field="messages",
+            )
+        parts = (part for message in messages for part in message.parts)
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        _require_unicode(text)
+        least = self._encoder.least_tokens(text, self._context)
+        if least >= self._context:
+            raise ContextLengthExceeded(least, self._context, at_least=True)
+
+    def _pictures(self, conversation: Conversation) -> list[Picture]:
+        """Decode and fit every picture, one after the other: only one is held decoded at a time."""
+        pictures: list[Picture] = []
+        tokens = 0
+        for where, part in _picture_parts(conversation.messages):
+            try:
+                image = decode_picture(part.source, self._rules.max_pixels)
+                picture = self._format.prepare_picture(image, self._rules.budgets[part.detail])
+            except (RequestError, PictureError) as error:
+                raise RequestError(str(error), field=where) from error
+            pictures.append(picture)
+            tokens += picture.tokens
+            if tokens >= self._context:
+                raise ContextLengthExceeded(tokens, self._context, at_least=True)
+        return pictures
+
+    def _pieces(self, conversation: Conversation, pictures: int) -> list[Piece]:
+        """Render, and cut at the control tokens; there is one marker per picture."""
+        escape = self._encoder.escape
+        rendered = self._template.render(
+            [_template_message(message, escape.escape) for message in conversation.messages],
+            escape.escape_all(conversation.template_kwargs),
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+        )
+        _require_unicode(rendered)
+        pieces = list(self._encoder.split(rendered))
+        if not pieces:
+            raise RequestError("the chat template makes an empty prompt of these messages", field="messages")
+        markers = pieces.count(self._marker)
+        if markers != pictures:
+            roles = sorted({message.role.value for message in conversation.messages if _has_picture(message)})
+            raise RequestError(
+                f"this model's chat template has {markers} places for the {pictures} pictures in "
+                f"{' and '.join(roles) or 'these'} messages; put pictures in user messages",
+                field="messages",
+            )
+        return pieces
+
+    def _expand(self, pieces: Sequence[Piece], pictures: Sequence[Picture]) -> tuple[list[int], list[bool]]:
+        """Token ids, and which of them are placeholders."""
+        token_ids: list[int] = []
+        placeholder: list[bool] = []
+        waiting = iter(enumerate(pictures))
+        for piece in pieces:
+            if piece == self._marker:
+                index, picture = next(waiting)
+                ids, flags = self._format.expand_marker(index, picture)
+                if sum(flags) != picture.tokens or len(ids) != len(flags):
+                    raise RuntimeError(
+                        f"picture {index} has {picture.tokens} rows and {sum(flags)} placeholders"
+                    )
+            else:
+                ids = self._encoder.encode_pieces([piece])
+                flags = [False] * len(ids)
+            token_ids += ids
+            placeholder += flags
+        return token_ids, placeholder
+
+
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            "the text is not valid Unicode: it has a lone surrogate", field="messages"
+        ) from error
+
+
+def _picture_parts(messages: Sequence[Message]) -> Iterator[tuple[str, PicturePart]]:
+    for place, message in enumerate(messages):
+        for index, part in enumerate(message.parts):
+            if isinstance(part, PicturePart):
+                yield part.field or f"messages[{place}].content[{index}]", part
+
+
+def _has_picture(message: Message) -> bool:
+    return any(isinstance(part, PicturePart) for part in message.parts)
+
+
+def _template_message(message: Message, escape: Callable[[str], str]) -> dict[str, Any]:
+    """The form that chat templates read: text alone as a string, text and pictures as a list in order."""
+    role = Role(message.role).value
+    if not _has_picture(message):
+        text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
+        return {"role": role, "content": escape(text)}
+    content = [
+        {"type": "text", "text": escape(part.text)} if isinstance(part, TextPart) else {"type": "image"}
+        for part in message.parts
+    ]
+    return {"role": role, "content": content}
+
+
+def _spans(placeholder: Sequence[bool], pictures: Sequence[Picture]) -> tuple[PictureSpan, ...]:
+    """Runs of placeholders, cut where a picture's rows end."""
+    spans: list[PictureSpan] = []
+    picture, row, start = 0, 0, None
+    for index, flag in enumerate([*placeholder, False]):
+        if start is not None and (not flag or row + index - start == pictures[picture].tokens):
+            spans.append(PictureSpan(picture, start, index, row))
+            row += index - start
+            start = None
+            if row == pictures[picture].tokens:
+                picture, row = picture + 1, 0
+        if flag and start is None:
+            start = index
+    return tuple(spans)
