@@ -38,7 +38,7 @@ def format_duration(value: timedelta) -> str:
     for unit in ("h", "m", "s"):
         if seconds and seconds % _SECONDS[unit] == 0:
             return f"{seconds / _SECONDS[unit]:.0f}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
 
 
 def format_size(value: int) -> str:
