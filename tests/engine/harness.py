@@ -183,6 +183,7 @@ class Sabotaged(VisionLanguageModel):
         return self.model.head(hidden)
 
 
+@torch.inference_mode()
 def poison(cache: SlotCache, slots: Sequence[int] | None = None) -> None:
     """Fill what slots hold (by default all of them) with NaN."""
     for layer in cache.layers:

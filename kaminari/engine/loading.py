@@ -1,0 +1,144 @@
+"""From settings to a model that is ready to run. Called on the engine's thread, which then owns it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+import kaminari
+from kaminari.config import Demo, Folder, ModelSource, PictureMode, PictureSettings, Settings
+from kaminari.engine.capacity import Capacity, plan_capacity, usable_memory
+from kaminari.engine.conversation import Detail
+from kaminari.engine.frontend import Frontend, PictureRules
+from kaminari.engine.info import EngineInfo
+from kaminari.engine.memory import available_memory
+from kaminari.engine.placement import Dtypes, resolve_device, resolve_dtypes
+from kaminari.model.family import (
+    Family,
+    Footprint,
+    LoadOptions,
+    PictureBudget,
+    PromptFormat,
+    VisionLanguageModel,
+    find_family,
+)
+from kaminari.model.hub import download_checkpoint
+
+Progress = Callable[[int, int], None]
+DEMO_FOLDER = Path(kaminari.__file__).parent / "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What is settled before a weight is read: which checkpoint, where, how precise, and how much fits."""
+
+    folder: Path
+    family: Family
+    prompt_format: PromptFormat
+    device: torch.device
+    dtypes: Dtypes
+    footprint: Footprint
+    memory: int
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine's thread needs: the model, the prompt side, and what both say of themselves."""
+
+    model: VisionLanguageModel
+    frontend: Frontend
+    end_token_ids: frozenset[int]
+    info: EngineInfo
+
+
+def checkpoint_folder(source: ModelSource) -> Path:
+    """Return the local folder of a model source; a hub id is downloaded. Raises `CheckpointError`."""
+    if isinstance(source, Demo):
+        return DEMO_FOLDER
+    if isinstance(source, Folder):
+        return source.path
+    return download_checkpoint(source.repo, source.revision)
+
+
+def plan_model(settings: Settings) -> ModelPlan:
+    """Settle everything that can be known without reading a weight.
+
+    Raises `CheckpointError`, `PlacementError` or `CapacityError`.
+    """
+    device = resolve_device(settings.model.device)
+    dtypes = resolve_dtypes(settings.model, device)
+    folder = checkpoint_folder(settings.model.source)
+    family = find_family(folder)
+    prompt_format = family.prompt_format(folder)
+    footprint = family.footprint(folder, dtypes.decoder, dtypes.vision)
+    memory = usable_memory(available_memory(device), settings.engine.memory_limit)
+    capacity = plan_capacity(
+        footprint,
+        slots=settings.engine.slots,
+        context=settings.engine.context,
+        max_context=prompt_format.max_context,
+        memory=memory,
+    )
+    return ModelPlan(folder, family, prompt_format, device, dtypes, footprint, memory, capacity)
+
+
+def load_model(settings: Settings, progress: Progress | None = None) -> LoadedModel:
+    """Plan, load and describe the model that the settings name. Sets this thread's thread count.
+
+    `progress` is called with (bytes loaded, bytes in all). Raises what `plan_model` raises.
+    """
+    plan = plan_model(settings)
+    if plan.device.type == "cpu":
+        torch.set_num_threads(_threads(settings))
+    frontend = Frontend(
+        plan.folder, plan.prompt_format, picture_rules(settings.pictures), plan.capacity.context
+    )
+    options = LoadOptions(plan.device, plan.dtypes.decoder, plan.dtypes.vision, progress)
+    model = plan.family.load(plan.folder, options)
+    info = EngineInfo(
+        model=settings.model.name,
+        family=plan.family.name,
+        device=str(plan.device),
+        dtype=_spell(plan.dtypes.decoder),
+        vision_dtype=_spell(plan.dtypes.vision),
+        quantization="none",
+        slots=plan.capacity.slots,
+        context=plan.capacity.context,
+        choices=min(settings.engine.max_choices, plan.capacity.slots),
+        weight_bytes=plan.capacity.weight_bytes,
+        cache_bytes=plan.capacity.cache_bytes,
+        demo=isinstance(settings.model.source, Demo),
+    )
+    return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)
+
+
+def picture_rules(settings: PictureSettings) -> PictureRules:
+    """What the frontend may do with pictures: a budget per detail, and the bounds."""
+    letterbox = settings.mode is PictureMode.LETTERBOX
+    tokens = {
+        Detail.LOW: settings.budgets.low,
+        Detail.AUTO: settings.budgets.auto,
+        Detail.HIGH: settings.budgets.high,
+    }
+    return PictureRules(
+        budgets={detail: PictureBudget(most, letterbox) for detail, most in tokens.items()},
+        max_pixels=settings.max_pixels,
+        max_count=settings.max_count,
+    )
+
+
+def _threads(settings: Settings) -> int:
+    if settings.engine.threads != "auto":
+        return settings.engine.threads
+    usable = len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else 0
+    cores = psutil.cpu_count(logical=False) or 1
+    return max(1, min(cores, usable or cores))
+
+
+def _spell(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
