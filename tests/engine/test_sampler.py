@@ -171,6 +171,13 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch(dtype: torch.dtype, vocab
                 assert torch.equal(filtered_weights(logits[row : row + 1].float(), params)[0], weights[place])
 
 
+def test_a_neighbour_s_narrow_sort_does_not_cut_a_row_without_filters() -> None:
+    logits = torch.zeros(2, 500)
+    params = tensors([SamplingParams(top_k=3), PLAIN], 500)
+    assert params.sort_width < 500
+    assert (filtered_weights(logits, params) > 0).sum(-1).tolist() == [3, 500]
+
+
 def test_a_poisoned_neighbour_changes_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(len(MIXED), 300, generator=generator)
