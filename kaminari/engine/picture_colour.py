@@ -31,6 +31,8 @@ def to_rgb(image: Image.Image, *, sample_max: int = 65_535, white_is_zero: bool 
     if image.mode in _TOO_DEEP:
         kind = "floating-point" if image.mode == "F" else "signed or 32-bit integer"
         raise ColourError(f"it has {kind} samples, whose range is unknown; send 8 or 16 bits a sample")
+    if image.mode == "La":
+        image = image.convert("LA")  # Pillow has no straight way from premultiplied grey to RGBA
     if image.has_transparency_data:
         return _over_white(image if image.mode == "RGBA" else image.convert("RGBA"))
     return image if image.mode == "RGB" else image.convert("RGB")
