@@ -1,0 +1,65 @@
+"""The ASGI application: routes, exception handlers, and what they share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from kaminari.config import Settings
+from kaminari.engine.errors import EngineUnavailable, QueueFull, RequestError
+from kaminari.openai_api import errors
+from kaminari.openai_api.boundary import Boundary
+from kaminari.openai_api.chat import ChatCompletions
+from kaminari.openai_api.health import Health
+from kaminari.openai_api.lifecycle import Lifecycle
+from kaminari.openai_api.models import Models
+from kaminari.openai_api.workers import Workers
+
+MOST_WORKERS = 8
+
+
+def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
+    """Build the application around an engine that is there already or still loads (`Lifecycle.attach`)."""
+    workers = Workers(_threads(settings), waiting=settings.engine.queue_size)
+    chat = ChatCompletions(lifecycle, workers, settings.server)
+    models = Models(lifecycle)
+    health = Health(lifecycle)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        workers.close()
+
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat.handle, methods=["POST"]),
+            Route("/v1/models", models.list, methods=["GET"]),
+            Route("/v1/models/{id:path}", models.retrieve, methods=["GET"]),
+            Route("/health", health.health, methods=["GET"]),
+            Route("/version", health.version, methods=["GET"]),
+        ],
+        middleware=[Middleware(Boundary)],
+        exception_handlers={
+            errors.ApiError: errors.on_api_error,
+            RequestError: errors.on_engine_refusal,
+            QueueFull: errors.on_engine_refusal,
+            EngineUnavailable: errors.on_engine_refusal,
+            HTTPException: errors.on_http_exception,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _threads(settings: Settings) -> int:
+    if settings.pictures.workers != "auto":
+        return settings.pictures.workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)

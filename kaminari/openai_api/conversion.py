@@ -1,0 +1,101 @@
+"""From a validated request to the engine's own words: a conversation and sampling parameters.
+
+Decodes the base64 of data URLs, so it runs in a worker thread. Opens no file and no address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kaminari.engine.conversation import Conversation, Detail, Message, Part, PicturePart, Role, TextPart
+from kaminari.engine.data_url import data_url_bytes
+from kaminari.engine.errors import RequestError
+from kaminari.engine.params import SamplingParams
+from kaminari.openai_api.errors import invalid
+from kaminari.openai_api.schemas.chat import ChatRequest
+from kaminari.openai_api.schemas.content import Content, ImageContent, RefusalContent
+from kaminari.openai_api.schemas.messages import AnyMessage, AssistantMessage
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+_DETAILS = {"low": Detail.LOW, "auto": Detail.AUTO, "high": Detail.HIGH, "original": Detail.HIGH}
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message")
+
+
+def to_conversation(request: ChatRequest) -> Conversation:
+    """Keep the order of text and pictures. Raises `ApiError` and `RequestError`, which name the part."""
+    for name in _TEMPLATE_FIELDS:
+        if name in request.chat_template_kwargs:
+            path = f"chat_template_kwargs.{name}"
+            raise invalid(f"`{path}` has a field of its own: send `{name}` instead", param=path)
+    goes_on = request.continue_final_message
+    answers = request.add_generation_prompt
+    return Conversation(
+        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)),
+        add_generation_prompt=not goes_on if answers is None else answers,
+        continue_final_message=goes_on,
+        template_kwargs=request.chat_template_kwargs,
+    )
+
+
+def to_params(request: ChatRequest, *, choices: int) -> SamplingParams:
+    """Raise `RequestError` or `ApiError` for what is out of range; `choices` is the most that n may be."""
+    if not 1 <= request.n <= choices:
+        raise invalid(f"`n` must be between 1 and {choices} here", param="n", code="invalid_value")
+    longest = request.max_completion_tokens
+    given: Mapping[str, float | None] = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "min_p": request.min_p,
+    }
+    return SamplingParams(
+        max_tokens=request.max_tokens if longest is None else longest,
+        top_k=request.top_k or 0,
+        seed=request.seed,
+        stop=tuple(request.stop or ()),
+        n=request.n,
+        ignore_eos=request.ignore_eos,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _message(message: AnyMessage, path: str) -> Message:
+    parts = _parts(message.content, f"{path}.content")
+    if isinstance(message, AssistantMessage) and message.refusal:
+        parts = (*parts, TextPart(message.refusal))
+    return Message(_ROLES[message.role], parts)
+
+
+def _parts(content: Content | None, path: str) -> tuple[Part, ...]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (TextPart(content),)
+    parts: list[Part] = []
+    for index, part in enumerate(content):
+        if isinstance(part, ImageContent):
+            parts.append(_picture(part, f"{path}[{index}]"))
+        elif isinstance(part, RefusalContent):
+            parts.append(TextPart(part.refusal))
+        else:
+            parts.append(TextPart(part.text))
+    return tuple(parts)
+
+
+def _picture(part: ImageContent, path: str) -> PicturePart:
+    if isinstance(part.image_url, str):
+        url, detail, url_path = part.image_url, Detail.AUTO, f"{path}.image_url"
+    else:
+        url, detail, url_path = part.image_url.url, _DETAILS[part.image_url.detail], f"{path}.image_url.url"
+    try:
+        data = data_url_bytes(url)
+    except RequestError as error:
+        raise RequestError(
+            f"`{url_path}`: {error.message}", field=url_path, code="invalid_image_url"
+        ) from None
+    return PicturePart(data, detail, field=path)

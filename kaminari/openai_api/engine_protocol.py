@@ -1,0 +1,28 @@
+"""The face of the engine that HTTP sees: a request goes in at one door, and events come out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kaminari.engine.conversation import Conversation
+from kaminari.engine.info import EngineInfo, EngineStatus
+from kaminari.engine.params import SamplingParams
+from kaminari.engine.prompt import PreparedPrompt
+from kaminari.engine.stream import EventStream
+
+
+class Engine(Protocol):
+    """What a loaded engine can do for a server. `kaminari.engine.engine.Engine` is the real one."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def prepare(self, conversation: Conversation) -> PreparedPrompt:
+        """Decode, template and tokenize. Slow, thread-safe. Raises `RequestError`."""
+        ...
+
+    def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:
+        """Queue a prompt. Quick. Raises `RequestError`, `QueueFull`, `EngineUnavailable`."""
+        ...
+
+    def status(self) -> EngineStatus: ...

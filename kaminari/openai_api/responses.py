@@ -1,0 +1,17 @@
+"""JSON responses, written by orjson: strict JSON, never NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+
+class JsonResponse(Response):
+    """A body of plain dicts, lists, strings and numbers."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)

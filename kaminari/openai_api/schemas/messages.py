@@ -1,0 +1,77 @@
+"""The messages of a chat, one schema per role."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import PlainValidator
+
+from kaminari.openai_api.schemas.base import Ignored, Schema, not_supported, problem
+from kaminari.openai_api.schemas.content import AssistantContent, InputContent
+
+NoneButEmpty = Annotated[Any, not_supported([])]
+Absent = Annotated[Any, not_supported()]
+
+
+class SystemMessage(Schema):
+    """`developer` is the newer name of `system`."""
+
+    role: Literal["system", "developer"]
+    content: InputContent
+    name: Ignored = None
+
+
+class UserMessage(Schema):
+    role: Literal["user"]
+    content: InputContent
+    name: Ignored = None
+
+
+class AssistantMessage(Schema):
+    """A turn of the model. Clients send back what they got, so the fields of an answer are known here.
+
+    Reasoning of earlier turns is accepted and not shown to the model again.
+    """
+
+    role: Literal["assistant"]
+    content: AssistantContent | None = None
+    refusal: str | None = None
+    name: Ignored = None
+    annotations: Ignored = None
+    reasoning_content: str | None = None
+    audio: Absent = None
+    function_call: Absent = None
+    tool_calls: NoneButEmpty = None
+
+
+class ToolMessage(Schema):
+    role: Literal["tool"]
+    content: InputContent
+    tool_call_id: Ignored = None
+    name: Ignored = None
+
+
+Message = SystemMessage | UserMessage | AssistantMessage | ToolMessage
+
+_BY_ROLE: dict[str, type[Message]] = {
+    "system": SystemMessage,
+    "developer": SystemMessage,
+    "user": UserMessage,
+    "assistant": AssistantMessage,
+    "tool": ToolMessage,
+}
+
+
+def _message(value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise problem('must be an object such as {"role": "user", "content": "..."}')
+    role = value.get("role")
+    known = ", ".join(_BY_ROLE)
+    if role is None:
+        raise problem(f"is required; one of {known}", at="role")
+    if not isinstance(role, str) or role not in _BY_ROLE:
+        raise problem(f"must be one of {known}", at="role")
+    return _BY_ROLE[role].model_validate(value)
+
+
+AnyMessage = Annotated[Message, PlainValidator(_message)]
