@@ -155,7 +155,7 @@ class _Reader:
             reason = "there is no such setting"
             guess = self._closest_variable(name)
         fix = f"unset it; {LIST_THEM}" if guess is None else f"did you mean {guess}? If not, unset it"
-        secret = sounds_secret(name) or self._holds_secret(guess)
+        secret = sounds_secret(name, value) or (guess is not None and self._holds_secret(guess))
         self.problems.append(Problem(name, shown(value, secret=secret), reason, fix))
 
     def _unknown_key(self, name: str, path: FieldPath, value: Any) -> None:
@@ -175,8 +175,12 @@ class _Reader:
         guess = closest(name[len(ENV_PREFIX) :], [variable[len(ENV_PREFIX) :] for variable in known])
         return None if guess is None else ENV_PREFIX + guess
 
-    def _holds_secret(self, variable: str | None) -> bool:
-        return any(field.secret and field.variable == variable for field in self._fields.values())
+    def _holds_secret(self, variable: str) -> bool:
+        """Whether a variable is that of a secret, or of a group with one inside."""
+        return any(
+            field.secret and f"{field.variable}{ENV_DELIMITER}".startswith(f"{variable}{ENV_DELIMITER}")
+            for field in self._fields.values()
+        )
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

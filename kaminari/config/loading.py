@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,23 +42,24 @@ def load_with_origins(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
     problems: Iterable[Problem] = (),
+    root: type[Settings] = Settings,
 ) -> LoadedSettings:
     """As `load_settings`, with origins. `problems` that are known already join the report."""
-    surroundings = read_environment(os.environ if environ is None else environ, Settings)
-    line = _read_flags(flags)
+    surroundings = read_environment(os.environ if environ is None else environ, root)
+    line = _read_flags(flags, root)
     given = {**surroundings.given, **line.given}
     found = [*problems, *line.problems, *surroundings.problems]
     try:
-        settings = Settings.model_validate(_tree(given))
+        settings = root.model_validate(_tree(given))
     except ValidationError as error:
-        found += _explain(error, given)
+        found += _explain(error, given, setting_groups(root))
     if found:
         raise ConfigError(found)
     return LoadedSettings(settings, {path: item.origin for path, item in given.items()})
 
 
-def _read_flags(flags: Mapping[str, Any]) -> Reading:
-    fields = {field.name: field for field in setting_fields()}
+def _read_flags(flags: Mapping[str, Any], root: type[Settings]) -> Reading:
+    fields = {field.name: field for field in setting_fields(root)}
     given: dict[FieldPath, Given] = {}
     problems = []
     for name, value in flags.items():
@@ -82,9 +84,11 @@ def _tree(given: Mapping[FieldPath, Given]) -> dict[str, Any]:
     return tree
 
 
-def _explain(error: ValidationError, given: Mapping[FieldPath, Given]) -> list[Problem]:
+def _explain(
+    error: ValidationError, given: Mapping[FieldPath, Given], groups: Iterable[FieldPath]
+) -> list[Problem]:
     """One problem for each field or group that pydantic complains about; a union complains per member."""
-    known = {*given, *setting_groups()}
+    known = {*given, *groups}
     first: dict[FieldPath, ErrorDetails] = {}
     for details in error.errors(include_url=False):
         location = tuple(str(part) for part in details["loc"])
@@ -126,7 +130,7 @@ def _bad_combination(path: FieldPath, details: ErrorDetails, given: Mapping[Fiel
 
 
 def _mentions(details: ErrorDetails, field: SettingField) -> bool:
-    return field.path[-1] in details["msg"].replace("(", " ").split()
+    return re.search(rf"\b{re.escape(field.path[-1])}\b", details["msg"]) is not None
 
 
 def _stated_reason(details: ErrorDetails) -> str | None:
