@@ -7,8 +7,7 @@ so no weight is held twice. Every tensor must have its place and every place its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -169,11 +168,10 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Any:
+    """Map a file; its header is checked against its length."""
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            yield file
+        return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is truncated or corrupt: {' '.join(str(error).split())}") from error
 

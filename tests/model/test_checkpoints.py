@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from tokenizers import Tokenizer
 
 from tests.checkpoints import VARIANTS
+from tests.model.steps import noise_picture
 from tests.reference import NEAR_TIE, Reference, reference_greedy
-
-
-def noise_picture(seed: int, width: int, height: int) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

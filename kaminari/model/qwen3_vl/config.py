@@ -98,6 +98,13 @@ def _problem(raw: dict[str, Any], config: Any) -> str | None:
     rope_type = text.rope_parameters["rope_type"]
     if rope_type in LENGTH_DEPENDENT_ROPE:
         return f"rope type {rope_type!r} is not supported: its frequencies depend on the prompt's length"
+    heads = vision.num_heads
+    # Rotary gives a quarter of a head's channels to each axis, sines and cosines apart.
+    if heads < 1 or vision.hidden_size % (4 * heads):
+        return (
+            f"vision_config.hidden_size {vision.hidden_size} does not split into {heads} heads "
+            "of a multiple of 4 channels"
+        )
     if vision.out_hidden_size != text.hidden_size:
         return (
             f"vision_config.out_hidden_size is {vision.out_hidden_size} and text_config.hidden_size is "

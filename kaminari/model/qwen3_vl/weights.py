@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
+from kaminari.model.family import CheckpointError
 from kaminari.model.loading import Placement, StoredTensor, check_tensors, read_headers
 from kaminari.model.qwen3_vl.config import CheckpointConfig, TextSizes, load_config
 from kaminari.model.qwen3_vl.text import TextDecoder
@@ -52,7 +53,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Read the config and the headers, and build the modules; no weight is read. Raises `CheckpointError`."""
     config = load_config(folder)
     tensors = read_headers(folder)
-    network = Network(config)
+    try:
+        network = Network(config)
+    except Exception as error:  # the reference checks parts of its config only where it builds a module
+        raise CheckpointError(f"{folder / 'config.json'} describes no model: {error!r}") from error
     placements = place_weights(network, config)
     copies = {HEAD: EMBEDDING} if config.text.tied else {}
     check_tensors(tensors, placements, copies=copies)
