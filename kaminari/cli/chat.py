@@ -75,11 +75,11 @@ class Chat:
 
     def say(self, text: str) -> bool:
         """Send a message and print the answer as it comes. False where the message was refused or failed."""
-        from kaminari.engine.conversation import Conversation, Message, PicturePart, Role, TextPart
+        from kaminari.engine.conversation import Conversation, Message, Part, PicturePart, Role, TextPart
         from kaminari.engine.errors import RequestError
         from kaminari.engine.events import Delta, Failed
 
-        parts = (*(PicturePart(picture) for picture in self._pictures), TextPart(text))
+        parts: tuple[Part, ...] = (*map(PicturePart, self._pictures), TextPart(text))
         turns = [*self._turns, Message(Role.USER, parts)]
         answer = ""
         try:
