@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 import torch
@@ -39,19 +39,22 @@ def _memory_groups(membership: Path, root: Path) -> Iterator[Path]:
     except OSError:
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon:
+            continue
         if controllers == "":
             mounts = [root, root / "unified"]
         elif "memory" in controllers.split(","):
             mounts = [root / "memory"]
         else:
             continue
+        parts = PurePosixPath(path).parts[1:]
+        if ".." in parts:  # outside of this process's namespace
+            parts = ()
         for mount in mounts:
-            group = mount / path.lstrip("/")
-            while group != mount:
-                yield group
-                group = group.parent
-            yield mount
+            for depth in range(len(parts), -1, -1):
+                yield mount.joinpath(*parts[:depth])
 
 
 def _room(group: Path) -> int | None:

@@ -1,0 +1,106 @@
+"""Where "auto" leads: devices and dtypes, and what is said of a device that is not there."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from kaminari.config import DeviceChoice, DtypeChoice, ModelSettings
+from kaminari.engine import placement
+from kaminari.engine.placement import (
+    Dtypes,
+    PlacementError,
+    cpu_bfloat16_features,
+    multiplies_bfloat16,
+    resolve_device,
+    resolve_dtypes,
+)
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_devices_where_there_is_cuda() -> None:
+    assert resolve_device(DeviceChoice.AUTO) == CUDA
+    assert resolve_device(DeviceChoice.CUDA) == CUDA
+    assert resolve_device(DeviceChoice.CPU) == CPU
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_devices_where_there_is_none() -> None:
+    assert resolve_device(DeviceChoice.AUTO) == CPU
+    assert resolve_device(DeviceChoice.CPU) == CPU
+
+
+@pytest.mark.usefixtures("no_cuda")
+@pytest.mark.parametrize(
+    ("version", "reason"), [(None, "is built without CUDA"), ("13.0", "no CUDA device is visible")]
+)
+def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(PlacementError, match=reason) as caught:
+        resolve_device(DeviceChoice.CUDA)
+    assert "use device cpu or auto" in str(caught.value)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_dtypes(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    monkeypatch.setattr(placement, "multiplies_bfloat16", lambda device: native)
+    auto = torch.bfloat16 if native else torch.float32
+    f32, bf16 = torch.float32, torch.bfloat16
+
+    def dtypes(dtype: DtypeChoice, vision: DtypeChoice = DtypeChoice.AUTO) -> Dtypes:
+        return resolve_dtypes(ModelSettings(dtype=dtype, vision_dtype=vision), CPU)
+
+    assert dtypes(DtypeChoice.AUTO) == Dtypes(auto, auto)
+    assert dtypes(DtypeChoice.FLOAT32) == Dtypes(f32, f32)
+    assert dtypes(DtypeChoice.BFLOAT16) == Dtypes(bf16, bf16)
+    assert dtypes(DtypeChoice.AUTO, DtypeChoice.FLOAT32) == Dtypes(auto, f32)
+    assert dtypes(DtypeChoice.FLOAT32, DtypeChoice.BFLOAT16) == Dtypes(f32, bf16)
+
+
+@pytest.mark.parametrize(("capability", "native"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_cuda_multiplies_bfloat16_from_ampere_on(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], native: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert multiplies_bfloat16(CUDA) is native
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_cpu_is_asked(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert cpu_bfloat16_features()["avx512_bf16"] is native
+    assert multiplies_bfloat16(CPU) is native
+
+
+def test_a_question_that_torch_no_longer_answers_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported", raising=False)
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert not any(cpu_bfloat16_features().values())
+
+
+def test_arm_is_asked_only_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_mkldnn_bf16", lambda: lambda: True)
+    for machine, native in (("aarch64", True), ("arm64", True), ("x86_64", False)):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        assert cpu_bfloat16_features()["arm_bf16"] is native
