@@ -19,7 +19,9 @@ from kaminari.config.units import Expects
 DEMO_NAME = "kaminari-demo"
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
-_HUB_ID = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9._/-]{{1,255}}))?")
+# the hub allows neither "--" nor ".." in a name, nor ".git" at its end
+_REPO = rf"(?![^@\s]*(?:--|\.\.))(?P<repo>{_PART}/{_PART}(?<!\.git))"
+_HUB_ID = re.compile(rf"{_REPO}(?:@(?P<revision>[A-Za-z0-9._/-]{{1,255}}))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def test_demo() -> None:
 def test_hub_ids() -> None:
     assert parse_source("Qwen/Qwen3-VL-2B-Instruct") == Hub("Qwen/Qwen3-VL-2B-Instruct")
     assert parse_source("org/name@refs/pr/3") == Hub("org/name", "refs/pr/3")
+    assert parse_source("org/name@a--b") == Hub("org/name", "a--b")
     assert str(Hub("org/name", "abc")) == "org/name@abc"
     assert Hub("org/name", "abc").name == "org/name"
 
@@ -57,6 +58,9 @@ def test_a_bare_name_is_a_folder_only_where_one_exists(
         "a" * 300,
         "org/" + "n" * 5000,
         "hf://org/name",
+        "org/na--me",
+        "org/na..me",
+        "org/name.git",
         "org/name.",
         "https://example.org/x",
     ],
