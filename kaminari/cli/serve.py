@@ -44,6 +44,7 @@ def serve(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM, and return 0. Raises `CommandError` for a start that fails."""
     configure_logging(settings.server.log_level)
     console = Console(stderr=True, highlight=False)
+    progress = Console(stderr=True, quiet=not console.is_terminal)
     listener = _listen(settings.server)
     from kaminari.openai_api.app import create_app
     from kaminari.openai_api.lifecycle import Lifecycle
@@ -53,7 +54,7 @@ def serve(settings: Settings) -> int:
     _warn_of_strangers(listener, console)
     lifecycle = Lifecycle(grace=settings.server.grace.total_seconds())
     server = Server(create_app(lifecycle, settings), lifecycle, settings.server)
-    loading = Loading(settings, console, lifecycle, server, url)
+    loading = Loading(settings, progress, lifecycle, server, url)
     loading.start()
     server.run(sockets=[listener])
     return loading.leave()

@@ -16,16 +16,16 @@ from starlette.applications import Starlette
 
 from kaminari.config import ServerSettings, Settings
 from kaminari.openai_api.app import create_app
+from kaminari.openai_api.engine_protocol import Engine
 from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.server import Server, listen
-from tests.openai_api.fake_engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 
 
 def make_app(
-    engine: FakeEngine | None, settings: Settings | None = None, *, grace: float = 5.0
+    engine: Engine | None, settings: Settings | None = None, *, grace: float = 5.0
 ) -> tuple[Starlette, Lifecycle]:
     lifecycle = Lifecycle(grace=grace)
     if engine is not None:
@@ -37,7 +37,7 @@ def client_of(app: Starlette) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://kaminari")
 
 
-async def post(engine: FakeEngine, /, **fields: Any) -> httpx.Response:
+async def post(engine: Engine, /, **fields: Any) -> httpx.Response:
     """Send one chat request to a fresh application around an engine; `messages` has a default."""
     app, _ = make_app(engine)
     async with client_of(app) as client:
@@ -130,7 +130,7 @@ class Running:
 
 
 @contextmanager
-def serving(engine: FakeEngine | None, *, grace: float = 0.2, **server: Any) -> Iterator[Running]:
+def serving(engine: Engine | None, *, grace: float = 0.2, **server: Any) -> Iterator[Running]:
     """Serve an engine with uvicorn on a free port, on a thread of its own."""
     settings = Settings(server=ServerSettings(port=0, log_level="warning", **server))
     app, lifecycle = make_app(engine, settings, grace=grace)
