@@ -49,12 +49,14 @@ class TextEncoder:
         self.tokenizer.no_padding()
         added = self.tokenizer.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in added.items() if token.special}
+        if any(token.single_word for token in special.values()):
+            raise CheckpointError("control tokens that must stand alone as words are not supported")
         self.special_ids = frozenset(special)
         self.escape = ControlEscape(token.content for token in special.values())
         self._control = {token.content: token_id for token_id, token in special.items()}
         self._cut = re.compile("|".join(_control_patterns(special.values())))
         self._most_bytes = _bytes_per_token(self.tokenizer, [t for t in added.values() if not t.special])
-        probe = "a b" + "".join(f"{spelling} c\n " for spelling in self._control)
+        probe = "a b" + "".join(f"{spelling}c {spelling} d\n " for spelling in self._control)
         self.tokenizer.encode_special_tokens = False
         whole = self.tokenizer.encode(probe, add_special_tokens=False).ids
         self.tokenizer.encode_special_tokens = True
@@ -111,9 +113,7 @@ def _control_patterns(tokens: Iterable[AddedToken]) -> Iterator[str]:
     """A pattern for each control token with the blanks that it takes in, the longest token first."""
     for token in sorted(tokens, key=lambda token: len(token.content), reverse=True):
         spelling = re.escape(token.content)
-        if token.single_word:
-            spelling = rf"(?<!\w){spelling}(?!\w)"
-        before = f"(?<![{BLANKS}])[{BLANKS}]*" if token.lstrip else ""
+        before = f"(?:(?<![{BLANKS}])[{BLANKS}]+)?" if token.lstrip else ""
         after = f"[{BLANKS}]*" if token.rstrip else ""
         yield before + spelling + after
 
