@@ -29,7 +29,8 @@ class ChatTemplate:
         self._source = _find_template(folder, tokenizer)
         self._apply = tokenizer.apply_chat_template
         # What the renderer itself takes: a request may set none of it through the template's variables.
-        self._reserved = {"messages", "conversations", *inspect.signature(self._apply).parameters}
+        renderer = inspect.signature(type(tokenizer).apply_chat_template)
+        self._reserved = {"messages", "conversations", *renderer.parameters}
         try:
             self._render([{"role": "user", "content": "a"}], {}, add_generation_prompt=True)
         except TemplateSyntaxError as error:

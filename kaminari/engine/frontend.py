@@ -145,7 +145,7 @@ class Frontend:
         if markers != pictures:
             roles = sorted({message.role.value for message in conversation.messages if _has_picture(message)})
             raise RequestError(
-                f"this model's chat template has {markers} places for the {pictures} pictures in "
+                f"this model's chat template writes {markers} picture markers for {pictures} pictures in "
                 f"{' and '.join(roles) or 'these'} messages; put pictures in user messages",
                 field="messages",
             )
