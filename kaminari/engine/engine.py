@@ -179,6 +179,7 @@ class Engine:
             try:
                 loaded = build()
                 loop = EngineLoop(loaded, self._prefill_chunk, self._ended)
+                loop.runner.warm_up()
             except BaseException as error:
                 outcome.put(error)
                 return

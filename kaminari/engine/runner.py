@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,6 +84,20 @@ class Runner:
             self._tensor(prompt.token_ids),
             torch.from_numpy(prompt.positions).to(self._device),
         )
+
+    def warm_up(self) -> None:
+        """Run a prompt and a decode step once, so that the first request finds every kernel built."""
+        job, slot = -1, 0
+        prompt = PreparedPrompt((0, 0), np.tile(np.arange(2), (3, 1)), 0)
+        self.add(job, prompt, SamplingParams(temperature=1.0), seed=0)
+        for drawn in (
+            self.prefill(PrefillChunk(job, (slot,), 0, 2, last=True)),
+            self.decode([DecodeRow(job, 0, slot, cached=2, index=1)]),
+        ):
+            if drawn is not None:
+                drawn.collect()
+        self.forget(job)
+        self.scrub([slot])
 
     def forget(self, job: int) -> None:
         """Drop what the device holds of a job, apart from its slots. An unknown job is no error."""
