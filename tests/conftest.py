@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +10,10 @@ import pytest
 import torch
 import transformers
 
+from kaminari.config import DtypeChoice, EngineSettings, ModelSettings, Settings
+from kaminari.engine.engine import Engine
 from tests.checkpoints import build_qwen3_vl
+from tests.openai_api.harness import serving
 from tests.reference import Reference, reference
 
 torch.set_num_threads(1)
@@ -39,3 +42,13 @@ def tiny_checkpoint(checkpoint: Callable[[str], Path]) -> Path:
 def tiny_reference(golden: Callable[[str], Reference]) -> Reference:
     """The reference of the `tied-grouped` variant."""
     return golden("tied-grouped")
+
+
+@pytest.fixture(scope="session")
+def demo_url() -> Iterator[str]:
+    """The base URL of a real server on the demo model, in float32."""
+    settings = Settings(
+        model=ModelSettings(dtype=DtypeChoice.FLOAT32), engine=EngineSettings(slots=4, threads=1)
+    )
+    with Engine.load(settings) as engine, serving(engine) as running:
+        yield f"{running.url}/v1"

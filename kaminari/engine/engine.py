@@ -8,6 +8,7 @@ reach it over a bounded inbox, events leave it once per step.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import queue
@@ -86,6 +87,8 @@ class Engine:
         loaded, self._loop = made
         self.info: EngineInfo = loaded.info
         self.frontend = loaded.frontend
+        # a thread that is inside torch when the interpreter goes takes the process down with it
+        atexit.register(self.close)
 
     @classmethod
     def load(cls, settings: Settings | None = None, progress: Progress | None = None) -> Self:
@@ -154,6 +157,7 @@ class Engine:
 
     def close(self) -> None:
         """End all requests with a failure and stop the thread. Safe to call again."""
+        atexit.unregister(self.close)
         self._inbox.put(_Close())
         self._thread.join()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -182,3 +184,9 @@ def test_warming_up_leaves_nothing(engine: Engine) -> None:
     cache = engine._loop.runner.cache
     assert all(not layer.keys.any() and not layer.values.any() for layer in cache.layers)  # type: ignore[attr-defined]
     assert engine.status().free_slots == 2
+
+
+def test_a_script_that_forgets_to_close_ends_well() -> None:
+    script = "from kaminari import Engine; engine = Engine.load(); print(engine.info.model)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "kaminari-demo"), done.stderr
