@@ -104,6 +104,8 @@ class Loading(threading.Thread):
             if closing.is_alive():
                 log.warning("the engine did not stop within %g s", CLOSING_SECONDS)
                 _exit_now()
+        if self._lifecycle.work_left:
+            _exit_now()
         return 0
 
 

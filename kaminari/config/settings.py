@@ -180,7 +180,8 @@ class ServerSettings(Group):
     )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="least severe message that is logged")
     send_timeout: Duration = Field(
-        default=timedelta(seconds=60), description="a client that takes nothing for this long is dropped"
+        default=timedelta(seconds=60),
+        description="a client that takes or sends nothing for this long is dropped",
     )
 
 

@@ -22,6 +22,8 @@ from kaminari.model.family import CheckpointError, PictureBudget, PictureError, 
 from kaminari.model.picture import Picture
 from kaminari.model.tokenizer import load_tokenizer
 
+MAX_KWARGS_DEPTH = 32
+
 
 @dataclass(frozen=True, slots=True)
 class PictureRules:
@@ -104,6 +106,11 @@ class Frontend:
             raise RequestError(
                 f"a request may hold at most {self._rules.max_count} pictures, this one has {count}",
                 field="messages",
+            )
+        if _deeper(conversation.template_kwargs, MAX_KWARGS_DEPTH):
+            raise RequestError(
+                f"chat_template_kwargs may be nested at most {MAX_KWARGS_DEPTH} deep",
+                field="chat_template_kwargs",
             )
         parts = (part for message in messages for part in message.parts)
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
@@ -219,3 +226,12 @@ def _spans(placeholder: Sequence[bool], pictures: Sequence[Picture]) -> tuple[Pi
         if flag and start is None:
             start = index
     return tuple(spans)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and mappings in a value are nested more than `levels` deep."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(_deeper(item, levels - 1) for item in value)

@@ -46,14 +46,14 @@ class EngineLoop:
 
     def accept(self, request: Request) -> None:
         """Take a request in. It runs once a slot is free for each of its choices."""
-        request.writers = {
-            choice: ChoiceWriter(
-                choice, self._detokenizers.new(), request.params, self._end_token_ids, request.max_tokens
-            )
-            for choice in range(request.params.n)
-        }
         self._requests[request.id] = request
         try:
+            request.writers = {
+                choice: ChoiceWriter(
+                    choice, self._detokenizers.new(), request.params, self._end_token_ids, request.max_tokens
+                )
+                for choice in range(request.params.n)
+            }
             self.runner.add(request.id, request.prompt, request.params, request.seed)
             self.scheduler.add(
                 Job(
@@ -87,13 +87,19 @@ class EngineLoop:
         if rows := [row for row in plan.decode if row.job in self._requests]:
             self._run_decode(rows, news)
         for request_id, events in news.items():
-            request = self._requests.get(request_id)
-            if request is None:
-                continue
+            if (request := self._requests.get(request_id)) is not None:
+                self._publish(request, events)
+
+    def _publish(self, request: Request, events: list[Event]) -> None:
+        try:
             if request.written:
                 events.append(request.finished(time.monotonic()))
-                self._forget(request_id)
             request.stream.publish(events)
+        except Exception:
+            self._fail([request.id], FAULT)
+            return
+        if request.written:
+            self._forget(request.id)
 
     def _run_work(self, work: WorkItem, news: News) -> None:
         request = self._requests[work.job]
@@ -128,9 +134,12 @@ class EngineLoop:
                 continue
             request.first_token = request.first_token or time.monotonic()
             writer = request.writers[row.choice]
-            news[row.job] += writer.push(row.token)
-            if writer.reason is not None:
-                self.scheduler.end(row.job, row.choice)
+            try:
+                news[row.job] += writer.push(row.token)
+                if writer.reason is not None:
+                    self.scheduler.end(row.job, row.choice)
+            except Exception:
+                self._fail([row.job], FAULT)
 
     def _fail(self, jobs: Iterable[int], message: str) -> None:
         """End requests with a failure; what they wrote is overwritten before anyone else gets the slots."""

@@ -12,8 +12,12 @@ import struct
 from kaminari.engine.picture_format import PictureFormat
 
 MAX_SCANS = 100
+MAX_MARKERS = 5_000
 MAX_SEGMENTS = 100_000
-_MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")
+MAX_STRAY_BYTES = 10_000
+# a whole run of 0xFF, and the marker that it leads to, if it leads to one: matches at every run, so that
+# the search goes over each byte once and other threads may run in between
+_RUN = re.compile(rb"(\xff++)([\x01-\xcf\xd8-\xfe])?")
 _EOI, _SOS, _STANDALONE = 0xD9, 0xDA, {0x01, 0xD8}
 _STRIP_OFFSETS, _TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS = 273, 322, 323, 324
 
@@ -25,8 +29,13 @@ def excess(format_: PictureFormat, data: bytes, max_pixels: int) -> str | None:
         if width * height > max_pixels:
             return too_many_pixels(width, height, max_pixels)
     elif format_ is PictureFormat.JPEG:
-        if _jpeg_scans(data) > MAX_SCANS:
+        scans, markers, stray = _jpeg_layout(data)
+        if scans > MAX_SCANS:
             return f"it has more than {MAX_SCANS} scans"
+        if markers > MAX_MARKERS:
+            return f"it has more than {MAX_MARKERS:,} segments"
+        if stray > MAX_STRAY_BYTES:
+            return f"it has more than {MAX_STRAY_BYTES:,} bytes between its segments"
     elif format_ is PictureFormat.TIFF:
         segments, tile_pixels = _tiff_layout(data)
         if segments > MAX_SEGMENTS:
@@ -56,18 +65,30 @@ def _webp_canvas(data: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _jpeg_scans(data: bytes) -> int:
-    """Scans of the first picture in the file: each costs a walk over every block, and may be a few bytes."""
-    scans, position = 0, 2
-    while (marker := _MARKER.search(data, position)) is not None:
-        code = marker[1][0]
+def _jpeg_layout(data: bytes) -> tuple[int, int, int]:
+    """(scans, segments, stray bytes) of the first picture in the file; counting ends at a bound.
+
+    A scan may be a few bytes and costs a walk over every block. Pillow joins the metadata of all segments one
+    by one, and steps over fill bytes, and over what is no marker before the first scan, byte by byte.
+    """
+    scans, markers, stray, position = 0, 0, 0, 2
+    while markers <= MAX_MARKERS and stray <= MAX_STRAY_BYTES:
+        run = _RUN.search(data, position)
+        if run is None:
+            break
+        position = run.end()
+        stray += len(run[1]) - 1
+        if run[2] is None:
+            stray += not scans
+            continue
+        code = run[2][0]
         if code == _EOI:
             break
+        markers += 1
         scans += code == _SOS
-        position = marker.end()
         if code not in _STANDALONE:
             position += int.from_bytes(data[position : position + 2], "big")
-    return scans
+    return scans, markers, stray
 
 
 def _tiff_layout(data: bytes) -> tuple[int, int]:

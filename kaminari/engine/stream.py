@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from kaminari.engine.events import Event, Failed, Finished
 
@@ -24,6 +25,7 @@ class EventStream:
         self._wake: Callable[[], None] | None = None
         self._ended = False
         self._aborted = False
+        self._has_reader = False
 
     def publish(self, events: Iterable[Event]) -> None:
         """Append events and wake the reader once. Called by the engine's thread."""
@@ -49,6 +51,21 @@ class EventStream:
         if wake is not None:
             wake()
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Be the reader; the request ends with it. Raises `RuntimeError` for a second one beside it."""
+        with self._ready:
+            if self._has_reader:
+                raise RuntimeError("a stream of events has one reader")
+            self._has_reader = True
+        try:
+            yield
+        finally:
+            with self._ready:
+                self._has_reader = False
+                self._wake = None
+            self.abort()
+
     def _take(self) -> tuple[list[Event], bool]:
         """Return what has arrived, and whether that is all there will be. Call with the lock held."""
         events = list(self._events)
@@ -56,27 +73,25 @@ class EventStream:
         return events, self._ended or self._aborted
 
     def __iter__(self) -> Iterator[Event]:
-        try:
+        with self._reading():
             over = False
             while not over:
                 with self._ready:
                     self._ready.wait_for(lambda: self._events or self._ended or self._aborted)
                     events, over = self._take()
                 yield from events
-        finally:
-            self.abort()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
 
         def wake() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed, and its reader with it
                 loop.call_soon_threadsafe(arrived.set)
 
-        with self._ready:
-            self._wake = wake
-        try:
+        with self._reading():
+            with self._ready:
+                self._wake = wake
             over = False
             while not over:
                 arrived.clear()
@@ -86,7 +101,3 @@ class EventStream:
                     yield event
                 if not over:
                     await arrived.wait()
-        finally:
-            with self._ready:
-                self._wake = None
-            self.abort()

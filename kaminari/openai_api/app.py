@@ -34,7 +34,7 @@ def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        workers.close()
+        lifecycle.work_left = workers.close()
 
     app = Starlette(
         routes=[

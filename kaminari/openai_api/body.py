@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
 from starlette.requests import Request
 
+from kaminari.openai_api import errors
 from kaminari.openai_api.errors import ApiError
+from kaminari.openai_api.lifecycle import Lifecycle
 
 _NOT_JSON_TYPES = ("multipart/", "image/", "audio/", "video/", "font/", "model/")
 _NOT_JSON = {
@@ -34,20 +37,41 @@ def check_content_type(request: Request) -> None:
         )
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, patience: float, lifecycle: Lifecycle) -> bytes:
     """Return the body of at most `limit` bytes.
 
-    Raises a 413 as soon as the body is known to be longer, and `ClientDisconnect`.
+    Raises a 413 as soon as the body is known to be longer, a 408 where nothing of it came for `patience`
+    seconds, a 503 where the grace of a shutdown ends first, and `ClientDisconnect`.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
         raise _too_large(limit)
+    reading = asyncio.ensure_future(_read(request, limit, patience))
+    closing = asyncio.ensure_future(lifecycle.grace_over.wait())
+    try:
+        await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            return reading.result()
+        raise errors.shutting_down()
+    finally:
+        reading.cancel()
+        closing.cancel()
+        await asyncio.gather(reading, closing, return_exceptions=True)
+
+
+async def _read(request: Request, limit: int, patience: float) -> bytes:
     body = bytearray()
-    async with aclosing(request.stream()) as chunks:
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > limit:
-                raise _too_large(limit)
+    try:
+        async with aclosing(request.stream()) as chunks, asyncio.timeout(patience) as timer:
+            async for chunk in chunks:
+                timer.reschedule(asyncio.get_running_loop().time() + patience)
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError as error:
+        raise ApiError(
+            408, f"nothing of the body came for {patience:g} seconds", code="request_timeout"
+        ) from error
     return bytes(body)
 
 

@@ -67,7 +67,7 @@ class ChatCompletions:
         engine = self._lifecycle.require_engine()
         check_content_type(http)
         try:
-            body = await read_body(http, self._max_body)
+            body = await read_body(http, self._max_body, self._send_timeout, self._lifecycle)
             preparing = self._workers.run(lambda: prepare_chat(body, engine))
             chat = await while_wanted(preparing, http, self._lifecycle)
             stream = engine.submit(chat.prompt, chat.params)

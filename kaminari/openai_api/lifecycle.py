@@ -16,13 +16,18 @@ from kaminari.openai_api.engine_protocol import Engine
 
 
 class Lifecycle:
-    """Shared by the server and its handlers. Event-loop only, except `attach`."""
+    """Shared by the server and its handlers. Event-loop only, except `attach`.
+
+    work_left:  the application has ended, and a worker is still in the middle of something that cannot be
+                stopped, such as a large picture
+    """
 
     def __init__(self, *, grace: float) -> None:
         """`grace` is in seconds."""
         self.grace = grace
         self.engine: Engine | None = None
         self.stopping = False
+        self.work_left = False
         self.grace_over = asyncio.Event()
         self._streams: set[EventStream] = set()
 

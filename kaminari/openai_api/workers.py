@@ -6,6 +6,7 @@ Bounded twice: so many threads, and so many jobs that may wait for one.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -23,6 +24,8 @@ class Workers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kaminari-worker")
         self._most = threads + waiting
         self._jobs = 0
+        self._running = 0
+        self._lock = threading.Lock()
 
     async def run(self, job: Callable[[], ResultT]) -> ResultT:
         """Run a job and return its result, or raise what it raises. Raises `QueueFull`.
@@ -32,10 +35,19 @@ class Workers:
         if self._jobs >= self._most:
             raise QueueFull(f"{self._most} requests are being prepared already")
         self._jobs += 1
-        future = self._pool.submit(job)
+        future = self._pool.submit(self._count, job)
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: self._done(loop))
         return await asyncio.wrap_future(future)
+
+    def _count(self, job: Callable[[], ResultT]) -> ResultT:
+        with self._lock:
+            self._running += 1
+        try:
+            return job()
+        finally:
+            with self._lock:
+                self._running -= 1
 
     def _done(self, loop: asyncio.AbstractEventLoop) -> None:
         if not loop.is_closed():
@@ -44,6 +56,8 @@ class Workers:
     def _forget_one(self) -> None:
         self._jobs -= 1
 
-    def close(self) -> None:
-        """Drop what waits. What runs is not waited for."""
+    def close(self) -> bool:
+        """Drop what waits. What runs is not waited for; True where something still does."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            return self._running > 0

@@ -299,3 +299,14 @@ def test_a_marker_that_is_no_control_token_is_refused(tmp_path: Path) -> None:
     rules = PictureRules({detail: PictureBudget(4) for detail in Detail}, 100, 1)
     with pytest.raises(CheckpointError, match="<picture> is not a control token"):
         Frontend(DEMO, format_, rules, 64)
+
+
+@pytest.mark.parametrize("depth", [33, 2000])
+def test_template_arguments_may_not_be_deep(frontend: Frontend, depth: int) -> None:
+    value: Any = "x"
+    for level in range(depth):
+        value = [value] if level % 2 else {"a": value}
+    conversation = Conversation((Message.text("user", "hi"),), template_kwargs={"a": value})
+    with pytest.raises(RequestError) as caught:
+        frontend.prepare(conversation)
+    assert caught.value.field == "chat_template_kwargs"

@@ -398,3 +398,41 @@ def test_five_hundred_random_requests(
     assert right > 300
     assert failed > 20
     assert aborted > 30
+
+
+def test_a_fault_in_one_rows_text_is_that_requests_alone(
+    tiny_checkpoint: Path, answers: Callable[[str], dict[str, Greedy]]
+) -> None:
+    engine = hand_loop(tiny_checkpoint, slots=2)
+    victim = engine.submit(conversation(PROMPTS["text"]))
+    neighbour = engine.submit(conversation(PROMPTS["picture"]))
+    engine.step(3)
+
+    def explode(token: int) -> Any:
+        raise MemoryError
+
+    engine.loop._requests[victim.id].writers[0].push = explode  # type: ignore[method-assign]
+    with quiet("kaminari.engine"):
+        engine.run()
+    assert failure(victim)
+    assert not differing_tokens(neighbour.token_ids(), answers("tied-grouped")["picture"])
+    assert engine.is_clean()
+
+
+@pytest.mark.parametrize("place", ["ChoiceWriter", "Request.finished"])
+def test_a_fault_at_either_end_of_a_request_is_that_requests_alone(
+    place: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    engine = hand_loop(tiny_checkpoint, slots=1)
+    with monkeypatch.context() as patch, quiet("kaminari.engine"):
+        patch.setattr(f"kaminari.engine.loop.{place}", explode)
+        victim = engine.submit(conversation(PROMPTS["text"]))
+        engine.run()
+    assert failure(victim)
+    after = engine.submit(conversation(PROMPTS["text"]))
+    engine.run()
+    assert after.token_ids()
+    assert engine.is_clean()

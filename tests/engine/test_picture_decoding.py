@@ -367,3 +367,21 @@ def test_hostile_bytes_decode_or_are_refused(name: str, changes: list[tuple[int,
     except RequestError:
         return
     assert image.mode == "RGB"
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"\xff\xd9", b""])
+@pytest.mark.parametrize("stray", [b"\xff", b"\xff\0", b"\xff\xff\0"])
+def test_countless_stray_bytes_take_no_time(stray: bytes, tail: bytes) -> None:
+    data = b"\xff\xd8" + stray * 10_000_000 + tail
+    started = time.perf_counter()
+    refusal(data)
+    assert time.perf_counter() - started < 2
+
+
+def test_a_jpeg_of_countless_segments_is_refused_from_its_markers() -> None:
+    whole = encoded(Image.new("RGB", (16, 16), "red"), "JPEG")
+    segment = b"\xff\xe1\x00\x09Exif\0\0x"
+    started = time.perf_counter()
+    assert "segments" in refusal(whole[:2] + segment * 800_000 + whole[2:])
+    assert time.perf_counter() - started < 2
+    assert decode_picture(whole[:2] + segment * 300 + whole[2:], MAX_PIXELS).size == (16, 16)

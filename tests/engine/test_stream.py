@@ -148,3 +148,32 @@ def test_collect_raises_what_failed_and_what_was_cut() -> None:
         collect(source.stream)
     with pytest.raises(EngineFault, match="aborted"):
         AnswerBuilder().answer()
+
+
+async def test_a_second_reader_is_refused() -> None:
+    source = Source()
+    source.stream.publish(EVENTS[:1])
+    first = aiter(source.stream)
+    await anext(first)
+    with pytest.raises(RuntimeError, match="one reader"):
+        next(iter(source.stream))
+    with pytest.raises(RuntimeError, match="one reader"):
+        await anext(aiter(source.stream))
+    source.stream.publish(EVENTS[1:])
+    assert [event async for event in first] == EVENTS[1:]
+
+
+def test_a_reader_whose_loop_is_closed_stops_nobody() -> None:
+    source = Source()
+
+    async def read_one() -> object:
+        events = aiter(source.stream)
+        await anext(events)
+        return events
+
+    source.stream.publish(EVENTS[:1])
+    loop = asyncio.new_event_loop()
+    events = loop.run_until_complete(read_one())
+    loop.close()
+    source.stream.publish(EVENTS[1:])
+    assert events is not None
