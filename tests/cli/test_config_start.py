@@ -86,7 +86,7 @@ def test_version() -> None:
         (["serv"], "did you mean serve?"),
         (["confg", "--json"], "did you mean config?"),
         (["--verson"], "did you mean --version?"),
-        (["xyzzy"], "there are serve, chat, config, doctor"),
+        (["xyzzy"], f"there are {', '.join(cli.COMMANDS)}"),
         ([""], "there are serve"),
     ],
 )
