@@ -1,6 +1,6 @@
 """Tiny random Qwen3-VL checkpoints with real structure, built with `transformers`; nothing is downloaded.
 
-The weights are wide (see `_spread`), so that greedy answers vary from token to token and depend on the
+The weights are wide (see `spread`), so that greedy answers vary from token to token and depend on the
 pictures, and the reference's top two logits are rarely closer than 1e-4. `tests.reference` runs them.
 """
 
@@ -108,12 +108,12 @@ def build_qwen3_vl(folder: Path, variant: str = "tied-grouped", *, seed: int = 0
     shape = VARIANTS[variant]
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    _save_tokenizer(tokenizer, folder)
+    save_tokenizer(tokenizer, folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
-    _write_json(folder / "preprocessor_config.json", _preprocessor())
+    write_json(folder / "preprocessor_config.json", preprocessor())
     with torch.random.fork_rng(devices=[]):
         model = Qwen3VLForConditionalGeneration(_config(shape, tokenizer)).eval()
-    _spread(model, seed)
+    spread(model, seed)
     ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
     model.generation_config.eos_token_id = ends
     model.generation_config.pad_token_id = ends[1]
@@ -144,14 +144,15 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json of a tokenizer that `build_tokenizer` made."""
     tokenizer.save(str(folder / "tokenizer.json"))
     flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
     added = {
         str(tokenizer.token_to_id(text)): {"content": text, "special": text in SPECIAL_TOKENS, **flags}
         for text in SPECIAL_TOKENS + ORDINARY_ADDED_TOKENS
     }
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "Qwen2Tokenizer",
@@ -168,7 +169,8 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     )
 
 
-def _preprocessor() -> dict[str, Any]:
+def preprocessor() -> dict[str, Any]:
+    """The preprocessor_config.json of Qwen's tiny checkpoints."""
     return {
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "processor_class": "Qwen3VLProcessor",
@@ -221,7 +223,7 @@ def _config(shape: Shape, tokenizer: Tokenizer) -> Qwen3VLConfig:
     )
 
 
-def _spread(model: torch.nn.Module, seed: int) -> None:
+def spread(model: torch.nn.Module, seed: int) -> None:
     """Draw every weight anew, so that greedy answers vary and depend on all that came before.
 
     Matrices get a standard deviation of gain / sqrt(fan in), with more gain where a layer writes to the
@@ -243,5 +245,6 @@ def _spread(model: torch.nn.Module, seed: int) -> None:
                 weight.copy_(0.2 * noise)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object as JSON."""
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")

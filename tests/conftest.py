@@ -13,6 +13,7 @@ import transformers
 from kaminari.config import DtypeChoice, EngineSettings, ModelSettings, Settings
 from kaminari.engine.engine import Engine
 from tests.checkpoints import build_qwen3_vl
+from tests.hybrid_checkpoints import QWEN3_5_VARIANTS, build_qwen3_5
 from tests.openai_api.harness import serving
 from tests.reference import Reference, reference
 
@@ -22,8 +23,14 @@ transformers.utils.logging.disable_progress_bar()
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the folder of a variant of `tests.checkpoints.VARIANTS`; do not write into it."""
-    return cache(lambda variant: build_qwen3_vl(tmp_path_factory.mktemp("checkpoint") / variant, variant))
+    """Return the folder of a variant of any family; do not write into it."""
+
+    def build(variant: str) -> Path:
+        folder = tmp_path_factory.mktemp("checkpoint") / variant
+        builder = build_qwen3_5 if variant in QWEN3_5_VARIANTS else build_qwen3_vl
+        return builder(folder, variant)
+
+    return cache(build)
 
 
 @pytest.fixture(scope="session")

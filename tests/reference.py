@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, GenerationConfig, Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
@@ -35,8 +35,8 @@ class _PictureProcessor(Qwen3VLProcessor):
 class Reference:
     """The reference's model (float32, eval) and processor of one checkpoint folder."""
 
-    model: Qwen3VLForConditionalGeneration
-    processor: Qwen3VLProcessor
+    model: Any
+    processor: Any
 
     def render(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         """Return the chat template's text, with one `<|image_pad|>` per picture."""
@@ -70,7 +70,7 @@ def reference(folder: Path) -> Reference:
         video_processor=None,
         chat_template=(folder / "chat_template.jinja").read_text(encoding="utf-8"),
     )
-    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     return Reference(model.eval(), processor)
 
 

@@ -23,6 +23,20 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
+class ZeroCentredRMSNorm(nn.Module):
+    """Normalize the last axis and scale by 1 + weight, all in float32, then round to the input's dtype."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * (1.0 + self.weight.float())).to(x.dtype)
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)), [rows, hidden] -> [rows, hidden].
 
@@ -38,3 +52,14 @@ class SwiGLU(nn.Module):
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         down: Tensor = self.down(F.silu(gate) * up)
         return down
+
+
+class Embedding(nn.Module):
+    """Rows of a weight [vocab, hidden], looked up by token."""
+
+    def __init__(self, vocab: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight)

@@ -40,6 +40,12 @@ class InterleavedRotary(nn.Module):
         return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((sin, sin), dim=-1)[:, None]
 
 
+def rotate_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the first channels of x [T, heads, head_dim], as many as there are angles; the rest stays."""
+    turned = cos.shape[-1]
+    return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x [T, heads, head_dim] by the angles of its rows; halves of the head pair up."""
     first, second = x.chunk(2, dim=-1)

@@ -174,9 +174,7 @@ class Sabotaged(VisionLanguageModel):
         for row, slot in enumerate(batch.host.slots):
             if slot in self.nan_slots:
                 hidden = torch.where((row_of == row)[:, None], torch.nan, hidden)
-                for layer in cache.layers:
-                    layer.keys[slot].fill_(torch.nan)  # type: ignore[attr-defined]
-                    layer.values[slot].fill_(torch.nan)  # type: ignore[attr-defined]
+                poison(cache, [slot])
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -186,10 +184,14 @@ class Sabotaged(VisionLanguageModel):
 @torch.inference_mode()
 def poison(cache: SlotCache, slots: Sequence[int] | None = None) -> None:
     """Fill what slots hold (by default all of them) with NaN."""
-    for layer in cache.layers:
+    for tensor in cache_tensors(cache):
         for slot in range(cache.slots) if slots is None else slots:
-            layer.keys[slot].fill_(torch.nan)  # type: ignore[attr-defined]
-            layer.values[slot].fill_(torch.nan)  # type: ignore[attr-defined]
+            tensor[slot].fill_(torch.nan)
+
+
+def cache_tensors(cache: SlotCache) -> list[Tensor]:
+    """All that the layers hold of their slots, whatever kind they are: tensors [slots, ...]."""
+    return [each for layer in cache.layers for each in vars(layer).values() if isinstance(each, Tensor)]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import kaminari
 from kaminari.engine.picture_decoding import decode_picture
 from kaminari.model.family import CheckpointError, PictureBudget, PictureError
 from kaminari.model.picture import Picture
-from kaminari.model.qwen3_vl.pictures import (
+from kaminari.model.qwen_pictures import (
     LETTERBOX_ASPECTS,
     PictureFitter,
     closest_cells,

@@ -10,8 +10,8 @@ from kaminari.model.cache import AttentionKV, SlotCache
 from kaminari.model.family import VisionLanguageModel, VisionRows
 from kaminari.model.picture import Picture
 from kaminari.model.qwen3_vl.config import TextSizes
-from kaminari.model.qwen3_vl.vision import encode
 from kaminari.model.qwen3_vl.weights import Network
+from kaminari.model.qwen_vision import encode
 
 
 class Qwen3VL(VisionLanguageModel):

@@ -6,14 +6,13 @@ depends on data other than the counts of tokens and rows.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari.model.attention import attend
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, SlotCache
-from kaminari.model.layers import RMSNorm, SwiGLU
+from kaminari.model.layers import Embedding, RMSNorm, SwiGLU
 from kaminari.model.linear import Linear
 from kaminari.model.qwen3_vl.config import TextSizes
 from kaminari.model.rotary import InterleavedRotary, rotate
@@ -62,17 +61,6 @@ class DecoderLayer(nn.Module):
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation, layer, batch)
         output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
         return output
-
-
-class Embedding(nn.Module):
-    """Rows of a weight [vocab, hidden], looked up by token."""
-
-    def __init__(self, vocab: int, hidden: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight)
 
 
 class TextDecoder(nn.Module):

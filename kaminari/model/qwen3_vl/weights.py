@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding, Qwen3VLVisionModel
 
 from kaminari.model.family import CheckpointError
 from kaminari.model.loading import Placement, StoredTensor, check_tensors, read_headers
 from kaminari.model.qwen3_vl.config import CheckpointConfig, TextSizes, load_config
 from kaminari.model.qwen3_vl.text import TextDecoder
-from kaminari.model.qwen3_vl.vision import build_tower
+from kaminari.model.qwen_vision import build_tower, place_tower
 from kaminari.model.rotary import InterleavedRotary
 
 EMBEDDING = "model.language_model.embed_tokens.weight"
@@ -32,7 +32,7 @@ class Network(nn.Module):
         )
         with torch.device("meta"):
             self.text = TextDecoder(config.text, rotary)
-        self.vision = build_tower(config.reference_vision)
+        self.vision = build_tower(Qwen3VLVisionModel, config.reference_vision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,7 @@ def place_weights(network: Network, config: CheckpointConfig) -> dict[str, Place
             placements[f"{source}.{name}"] = Placement(
                 f"{target}.{placement.parameter}", placement.shape, placement.first_row
             )
-    for name, parameter in network.vision.named_parameters():
-        placements[f"model.visual.{name}"] = Placement(f"vision.{name}", tuple(parameter.shape))
-    patches = network.vision.patch_embed
-    for name, shape in (("weight", patches.kernel_shape), ("bias", tuple(patches.bias.shape))):
-        del placements[f"model.visual.patch_embed.{name}"]
-        placements[f"model.visual.patch_embed.proj.{name}"] = Placement(f"vision.patch_embed.{name}", shape)
-    return placements
+    return placements | place_tower(network.vision, "model.visual", "vision")
 
 
 def _layer(sizes: TextSizes) -> dict[str, Placement]:

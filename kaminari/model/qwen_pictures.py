@@ -1,4 +1,4 @@
-"""A picture's way into Qwen3-VL: fitted to a grid of patches, resized once, normalized, cut into patches.
+"""A picture's way into Qwen's families: fitted to a grid, resized once, normalized, cut into patches.
 
 Sizes come from the reference's own smart resize and pixels from its own image processor; what is added here
 is the token budget and the letterbox mode. Never decodes a file.

@@ -1,0 +1,89 @@
+"""A gated-delta-net layer: projections, short convolution, the recurrence over slots, gated norm."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kaminari.model.batch import StepBatch
+from kaminari.model.delta_state import GatedDeltaState
+from kaminari.model.gated_delta_net import DeltaInputs, delta_inputs, short_convolution
+from kaminari.model.hybrid.config import HybridSizes
+from kaminari.model.linear import Linear
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention of one layer. `input` holds the rows of q, k, v, then the output gate, beta, decay.
+
+    convolution:  [channels, kernel], over q, k and v
+    decay_log:    [heads], and time_bias [heads]: decay = -exp(decay_log) softplus(input + time_bias)
+    norm:         [value_dim]
+    """
+
+    def __init__(self, sizes: HybridSizes) -> None:
+        super().__init__()
+        self.sizes = sizes.delta
+        self.norm_eps = sizes.norm_eps
+        values = self.sizes.heads * self.sizes.value_dim
+        self.parts = [self.sizes.channels, values, self.sizes.heads, self.sizes.heads]
+        self.input = Linear(sizes.hidden, sum(self.parts))
+        self.convolution = _unset(self.sizes.channels, self.sizes.kernel)
+        self.decay_log = _unset(self.sizes.heads)
+        self.time_bias = _unset(self.sizes.heads)
+        self.norm = _unset(self.sizes.value_dim)
+        self.output = Linear(values, sizes.hidden)
+
+    def forward(self, x: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        mixed, gate, beta, decay = torch.split(self.input(x), self.parts, dim=-1)
+        beta = beta.float().sigmoid()
+        decay = -self.decay_log.float().exp() * F.softplus(decay.float() + self.time_bias.float())
+        heads = self._run(mixed, decay, beta, state, batch)
+        normed = self._gated_norm(heads.to(x.dtype), gate.view(heads.shape))
+        output: Tensor = self.output(normed.flatten(1))
+        return output
+
+    def _run(
+        self, mixed: Tensor, decay: Tensor, beta: Tensor, state: GatedDeltaState, batch: StepBatch
+    ) -> Tensor:
+        """Convolution and recurrence of each row on its own slot: float32 [T, heads, value_dim]."""
+        rows = batch.host
+        if state.all_single(rows):
+            inputs = mixed[:, None]
+            tail = state.tail.index_select(0, batch.slots)
+            convolved = short_convolution(tail, inputs, self.convolution)[:, 0]
+            return state.run_single_tokens(
+                rows.slots, batch.slots, self._delta_inputs(convolved, decay, beta), inputs
+            )
+        outputs = []
+        start = 0
+        for slot, length in zip(rows.slots, rows.q_lens, strict=True):
+            row = slice(start, start + length)
+            inputs = mixed[None, row]
+            convolved = short_convolution(state.tail[slot : slot + 1], inputs, self.convolution)[0]
+            outputs.append(state.run_row(slot, self._delta_inputs(convolved, decay[row], beta[row]), inputs))
+            start += length
+        return torch.cat(outputs)
+
+    def _delta_inputs(self, convolved: Tensor, decay: Tensor, beta: Tensor) -> DeltaInputs:
+        keys = self.sizes.key_heads * self.sizes.key_dim
+        q, k, v = torch.split(convolved, [keys, keys, self.sizes.heads * self.sizes.value_dim], dim=-1)
+        tokens = convolved.shape[0]
+        return delta_inputs(
+            q.reshape(tokens, self.sizes.key_heads, self.sizes.key_dim),
+            k.reshape(tokens, self.sizes.key_heads, self.sizes.key_dim),
+            v.reshape(tokens, self.sizes.heads, self.sizes.value_dim),
+            decay,
+            beta,
+        )
+
+    def _gated_norm(self, heads: Tensor, gate: Tensor) -> Tensor:
+        """RMSNorm of [T, heads, value_dim], times silu of the gate in float32: the reference's order."""
+        wide = heads.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.norm_eps)
+        return (self.norm * wide.to(heads.dtype) * F.silu(gate.float())).to(heads.dtype)
+
+
+def _unset(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape), requires_grad=False)

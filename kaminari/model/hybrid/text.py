@@ -1,0 +1,106 @@
+"""The hybrid text decoder: gated-delta-net layers with an attention layer every few.
+
+One forward serves prefill chunks, decode steps and draft checks alike, and their mixtures.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kaminari.model.attention import attend
+from kaminari.model.batch import StepBatch
+from kaminari.model.cache import AttentionKV, LayerState, SlotCache
+from kaminari.model.delta_state import GatedDeltaState
+from kaminari.model.hybrid.config import HybridSizes
+from kaminari.model.hybrid.delta_net import GatedDeltaNet
+from kaminari.model.layers import Embedding, SwiGLU, ZeroCentredRMSNorm
+from kaminari.model.linear import Linear
+from kaminari.model.rotary import InterleavedRotary, rotate_part
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class GatedAttention(nn.Module):
+    """Self-attention with a sigmoid gate on its output.
+
+    `qkv` holds the rows of q (for each head its query, then its gate), then k, then v.
+    """
+
+    def __init__(self, sizes: HybridSizes) -> None:
+        super().__init__()
+        self.heads = sizes.heads
+        self.kv_heads = sizes.kv_heads
+        self.head_dim = sizes.head_dim
+        self.qkv = Linear(sizes.hidden, 2 * (sizes.heads + sizes.kv_heads) * sizes.head_dim)
+        self.q_norm = ZeroCentredRMSNorm(sizes.head_dim, sizes.norm_eps)
+        self.k_norm = ZeroCentredRMSNorm(sizes.head_dim, sizes.norm_eps)
+        self.output = Linear(sizes.heads * sizes.head_dim, sizes.hidden)
+
+    def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        queries, k, v = heads.split((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, gate = queries[:, 0::2], queries[:, 1::2]
+        q = rotate_part(self.q_norm(q), *rotation)
+        k = rotate_part(self.k_norm(k), *rotation)
+        attended = attend(q, k, v, layer, batch) * gate.sigmoid()
+        output: Tensor = self.output(attended.flatten(1))
+        return output
+
+
+class HybridLayer(nn.Module):
+    """A mixer of either kind and SwiGLU, each behind a norm and added to its input."""
+
+    def __init__(self, sizes: HybridSizes, attends: bool) -> None:
+        super().__init__()
+        self.mixer_norm = ZeroCentredRMSNorm(sizes.hidden, sizes.norm_eps)
+        self.mixer = GatedAttention(sizes) if attends else GatedDeltaNet(sizes)
+        self.mlp_norm = ZeroCentredRMSNorm(sizes.hidden, sizes.norm_eps)
+        self.mlp = SwiGLU(sizes.hidden, sizes.intermediate)
+
+    def forward(self, hidden: Tensor, rotation: Rotation, state: LayerState, batch: StepBatch) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        normed = self.mixer_norm(hidden)
+        if isinstance(self.mixer, GatedAttention):
+            mixed = self.mixer(normed, rotation, cast(AttentionKV, state), batch)
+        else:
+            mixed = self.mixer(normed, cast(GatedDeltaState, state), batch)
+        hidden = hidden + mixed
+        output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return output
+
+
+class HybridDecoder(nn.Module):
+    """Tokens and vision rows in, final hidden states out; and the head over chosen rows."""
+
+    def __init__(self, sizes: HybridSizes, rotary: InterleavedRotary) -> None:
+        super().__init__()
+        self.embedding = Embedding(sizes.vocab, sizes.hidden)
+        self.rotary = rotary
+        self.layers = nn.ModuleList(HybridLayer(sizes, attends) for attends in sizes.attends)
+        self.norm = ZeroCentredRMSNorm(sizes.hidden, sizes.norm_eps)
+        self.own_head = None if sizes.tied else Linear(sizes.hidden, sizes.vocab)
+
+    def forward(self, batch: StepBatch, cache: SlotCache) -> Tensor:
+        """Write the step into the cache and return the normed final hidden states [T, hidden].
+
+        Vision rows replace the embeddings of their placeholders.
+        """
+        hidden = self.embedding(batch.tokens)
+        if batch.features is not None:
+            hidden = hidden.index_copy(0, batch.features.index, batch.features.embeddings)
+        rotation = self.rotary(batch.positions, hidden.dtype)
+        for layer, state in zip(self.layers, cache.layers, strict=True):
+            hidden = layer(hidden, rotation, state, batch)
+        output: Tensor = self.norm(hidden)
+        return output
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] of hidden states [rows, hidden]."""
+        if self.own_head is None:
+            return F.linear(hidden, self.embedding.weight)
+        logits: Tensor = self.own_head(hidden)
+        return logits

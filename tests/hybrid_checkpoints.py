@@ -1,0 +1,148 @@
+"""Tiny random checkpoints of the families with the hybrid decoder, built as in `tests.checkpoints`.
+
+The weights are wide, as there; the decays are slow enough that a state remembers a whole prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from tests.checkpoints import (
+    CHAT_TEMPLATE,
+    MERGE_SIZE,
+    PATCH_SIZE,
+    VOCAB_SIZE,
+    build_tokenizer,
+    preprocessor,
+    save_tokenizer,
+    write_json,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridShape:
+    """What differs between the variants. Layers are gated delta nets but for every `period`-th."""
+
+    tied: bool
+    heads: int
+    kv_heads: int
+    key_heads: int
+    value_heads: int
+    key_dim: int = 16
+    value_dim: int = 16
+    layers: int = 4
+    period: int = 4
+    hidden: int = 64
+    kernel: int = 4
+
+
+QWEN3_5_VARIANTS = {
+    "qwen3_5": HybridShape(True, heads=2, kv_heads=1, key_heads=2, value_heads=4),
+    "qwen3_5-untied": HybridShape(
+        False, heads=4, kv_heads=2, key_heads=2, value_heads=2, value_dim=24, layers=5, period=2, kernel=3
+    ),
+}
+
+
+def build_qwen3_5(folder: Path, variant: str = "qwen3_5", *, seed: int = 0) -> Path:
+    """Write a whole checkpoint (weights float32, tokenizer, template, processor) and return its folder."""
+    shape = QWEN3_5_VARIANTS[variant]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    save_tokenizer(tokenizer, folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
+    write_json(folder / "preprocessor_config.json", preprocessor())
+    rope = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    config = Qwen3_5Config(
+        text_config=text_config(shape, rope),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "patch_size": PATCH_SIZE,
+            "spatial_merge_size": MERGE_SIZE,
+            "temporal_patch_size": 2,
+            "out_hidden_size": shape.hidden,
+            "num_position_embeddings": 16**2,
+        },
+        image_token_id=tokenizer.token_to_id("<|image_pad|>"),
+        video_token_id=tokenizer.token_to_id("<|video_pad|>"),
+        vision_start_token_id=tokenizer.token_to_id("<|vision_start|>"),
+        vision_end_token_id=tokenizer.token_to_id("<|vision_end|>"),
+        tie_word_embeddings=shape.tied,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen3_5ForConditionalGeneration(config).eval()
+    save_model(model, folder, tokenizer, seed)
+    return folder
+
+
+def text_config(shape: HybridShape, rope: dict[str, object]) -> dict[str, object]:
+    """A `qwen3_5_text` config; rotary turns a quarter of each head."""
+    return {
+        "model_type": "qwen3_5_text",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": shape.hidden,
+        "intermediate_size": 128,
+        "num_hidden_layers": shape.layers,
+        "full_attention_interval": shape.period,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": 32,
+        "linear_num_key_heads": shape.key_heads,
+        "linear_num_value_heads": shape.value_heads,
+        "linear_key_head_dim": shape.key_dim,
+        "linear_value_head_dim": shape.value_dim,
+        "linear_conv_kernel_dim": shape.kernel,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": shape.tied,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            **rope,
+        },
+    }
+
+
+def save_model(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer, seed: int) -> None:
+    """Spread a model's weights and save it with both end tokens."""
+    _spread(model, seed)
+    ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
+    model.generation_config.eos_token_id = ends
+    model.generation_config.pad_token_id = ends[1]
+    model.save_pretrained(folder)
+
+
+def _spread(model: torch.nn.Module, seed: int) -> None:
+    """Draw every weight anew, as `tests.checkpoints.spread` does.
+
+    Norms of the text decoder scale by 1 + weight, but for the gated norm of a delta net.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.empty(weight.shape).normal_(generator=generator)
+            text = "language_model" in name
+            if name.endswith("A_log"):
+                weight.copy_(noise - 3.0)
+            elif name.endswith("dt_bias"):
+                weight.copy_(0.5 * noise)
+            elif "embed" in name and weight.ndim == 2:
+                weight.copy_(0.3 * noise)
+            elif weight.ndim >= 2:
+                writes = any(part in name for part in ("o_proj", "down_proj", "linear_attn.out_proj"))
+                weight.copy_((3.0 if writes else 1.5) / math.sqrt(weight[0].numel()) * noise)
+            elif text and "norm" in name and "linear_attn" not in name:
+                weight.copy_((1.0 if "q_norm" in name else 0.0) + 0.2 * noise)
+            elif "norm" in name and name.endswith("weight"):
+                weight.copy_(1.0 + 0.2 * noise)
+            else:
+                weight.copy_(0.2 * noise)
