@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,8 @@ def build_qwen3_vl(folder: Path, variant: str = "tied-grouped", *, seed: int = 0
     return folder
 
 
-def build_tokenizer() -> Tokenizer:
-    """Return a byte-level BPE tokenizer of Qwen's form with ten merges and Qwen's added tokens."""
+def build_tokenizer(special: Sequence[str] = SPECIAL_TOKENS) -> Tokenizer:
+    """Return a byte-level BPE tokenizer of Qwen's form with ten merges and its added tokens."""
     vocab = {piece: index for index, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in MERGES:
         vocab[left + right] = len(vocab)
@@ -135,29 +136,36 @@ def build_tokenizer() -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
-    )
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     tokenizer.add_tokens(
         [AddedToken(text, special=False, normalized=False) for text in ORDINARY_ADDED_TOKENS]
     )
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json of a tokenizer that `build_tokenizer` made."""
+def save_tokenizer(
+    tokenizer: Tokenizer,
+    folder: Path,
+    special: Sequence[str] = SPECIAL_TOKENS,
+    named: Mapping[str, str] | None = None,
+) -> None:
+    """Write tokenizer.json and tokenizer_config.json of a tokenizer that `build_tokenizer` made.
+
+    named:  special tokens that the tokenizer has attributes for, such as `image_token`
+    """
     tokenizer.save(str(folder / "tokenizer.json"))
     flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
     added = {
-        str(tokenizer.token_to_id(text)): {"content": text, "special": text in SPECIAL_TOKENS, **flags}
-        for text in SPECIAL_TOKENS + ORDINARY_ADDED_TOKENS
+        str(tokenizer.token_to_id(text)): {"content": text, "special": text in special, **flags}
+        for text in (*special, *ORDINARY_ADDED_TOKENS)
     }
     write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "Qwen2Tokenizer",
             "added_tokens_decoder": added,
-            "additional_special_tokens": list(SPECIAL_TOKENS[1:]),
+            "additional_special_tokens": list(special[1:]),
+            **({"extra_special_tokens": dict(named)} if named else {}),
             "eos_token": "<|im_end|>",
             "pad_token": "<|endoftext|>",
             "bos_token": None,

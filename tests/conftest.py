@@ -12,8 +12,8 @@ import transformers
 
 from kaminari.config import DtypeChoice, EngineSettings, ModelSettings, Settings
 from kaminari.engine.engine import Engine
-from tests.checkpoints import build_qwen3_vl
-from tests.hybrid_checkpoints import QWEN3_5_VARIANTS, build_qwen3_5
+from tests.checkpoints import VARIANTS, build_qwen3_vl
+from tests.hybrid_checkpoints import build_hybrid
 from tests.openai_api.harness import serving
 from tests.reference import Reference, reference
 
@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     def build(variant: str) -> Path:
         folder = tmp_path_factory.mktemp("checkpoint") / variant
-        builder = build_qwen3_5 if variant in QWEN3_5_VARIANTS else build_qwen3_vl
+        builder = build_qwen3_vl if variant in VARIANTS else build_hybrid
         return builder(folder, variant)
 
     return cache(build)

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import (
+    MiniCPMV4_6Config,
+    MiniCPMV4_6ForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+)
 
 from tests.checkpoints import (
     CHAT_TEMPLATE,
@@ -48,6 +53,93 @@ QWEN3_5_VARIANTS = {
         False, heads=4, kv_heads=2, key_heads=2, value_heads=2, value_dim=24, layers=5, period=2, kernel=3
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedShape:
+    """What differs between MiniCPM-V's variants: how pictures are cut, and the decoder.
+
+    position_side:  of the square position table; 70 in the released checkpoint
+    """
+
+    text: HybridShape
+    resolution: int = 112
+    max_slices: int = 4
+    position_side: int = 16
+    downsample_mode: str = "16x"
+
+
+SLICED_TEXT = HybridShape(True, heads=2, kv_heads=1, key_heads=2, value_heads=2)
+MINICPM_V_VARIANTS = {
+    "minicpm_v": SlicedShape(SLICED_TEXT),
+    "minicpm_v-4x": SlicedShape(SLICED_TEXT, downsample_mode="4x"),
+    "minicpm_v-released-sizes": SlicedShape(
+        HybridShape(False, heads=2, kv_heads=2, key_heads=2, value_heads=2),
+        resolution=448,
+        max_slices=9,
+        position_side=70,
+    ),
+}
+PICTURE_TAGS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "image_start_token": "<image>",
+    "image_end_token": "</image>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
+}
+SLICED_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *PICTURE_TAGS.values())
+SLICED_CHAT_TEMPLATE = Path(__file__).parent / "assets" / "minicpm_v_chat_template.jinja"
+SLICED_PATCH_SIZE = 14
+
+
+def build_hybrid(folder: Path, variant: str) -> Path:
+    """Write the checkpoint of a variant of either family."""
+    return (build_qwen3_5 if variant in QWEN3_5_VARIANTS else build_minicpm_v)(folder, variant)
+
+
+def build_minicpm_v(folder: Path, variant: str = "minicpm_v", *, seed: int = 0) -> Path:
+    """Write a whole checkpoint (weights float32, tokenizer, template, processor) and return its folder."""
+    shape = MINICPM_V_VARIANTS[variant]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(SLICED_SPECIAL_TOKENS)
+    save_tokenizer(tokenizer, folder, SLICED_SPECIAL_TOKENS, PICTURE_TAGS)
+    (folder / "chat_template.jinja").write_text(
+        SLICED_CHAT_TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    write_json(
+        folder / "preprocessor_config.json",
+        {
+            "image_processor_type": "MiniCPMV4_6ImageProcessor",
+            "processor_class": "MiniCPMV4_6Processor",
+            "patch_size": SLICED_PATCH_SIZE,
+            "scale_resolution": shape.resolution,
+            "max_slice_nums": shape.max_slices,
+            "downsample_mode": shape.downsample_mode,
+        },
+    )
+    config = MiniCPMV4_6Config(
+        text_config=text_config(shape.text, {}),
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": shape.position_side * SLICED_PATCH_SIZE,
+            "patch_size": SLICED_PATCH_SIZE,
+        },
+        insert_layer_id=1,
+        downsample_mode=shape.downsample_mode,
+        image_token_id=tokenizer.token_to_id("<|image_pad|>"),
+        video_token_id=tokenizer.token_to_id("<|video_pad|>"),
+        tie_word_embeddings=shape.text.tied,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = MiniCPMV4_6ForConditionalGeneration(config).eval()
+    save_model(model, folder, tokenizer, seed)
+    return folder
 
 
 def build_qwen3_5(folder: Path, variant: str = "qwen3_5", *, seed: int = 0) -> Path:

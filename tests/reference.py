@@ -5,14 +5,18 @@ The reference's own chunked prefill sets M-RoPE positions wrongly, so goldens co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
@@ -29,6 +33,17 @@ class _PictureProcessor(Qwen3VLProcessor):
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
         return type(argument)
+
+
+class _SlicedPictureProcessor(MiniCPMV4_6Processor):
+    """The reference's processor with no more of a video processor than it reads when it is made."""
+
+    check_argument_for_proper_class = _PictureProcessor.check_argument_for_proper_class
+
+
+_NO_VIDEO = SimpleNamespace(slice_mode=False, downsample_mode="16x", model_input_names=[])
+_QWEN = (_PictureProcessor, Qwen2VLImageProcessorPil, None)
+_PROCESSORS = {"minicpmv4_6": (_SlicedPictureProcessor, MiniCPMV4_6ImageProcessorPil, _NO_VIDEO)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +79,19 @@ class Greedy:
 
 def reference(folder: Path) -> Reference:
     """Load the reference of a checkpoint folder."""
-    processor = _PictureProcessor(
-        image_processor=Qwen2VLImageProcessorPil.from_pretrained(folder),
+    processor_class, picture_class, video_processor = _PROCESSORS.get(_model_type(folder), _QWEN)
+    processor = processor_class(
+        image_processor=picture_class.from_pretrained(folder),
         tokenizer=AutoTokenizer.from_pretrained(folder),
-        video_processor=None,
+        video_processor=video_processor,
         chat_template=(folder / "chat_template.jinja").read_text(encoding="utf-8"),
     )
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     return Reference(model.eval(), processor)
+
+
+def _model_type(folder: Path) -> str:
+    return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
 
 
 def reference_greedy(

@@ -145,6 +145,7 @@ class Family(Protocol):
 
 # model_type of config.json -> module that holds FAMILY; imported only when a checkpoint names it
 FAMILIES: Mapping[str, str] = {
+    "minicpmv4_6": "kaminari.model.minicpm_v",
     "qwen3_5": "kaminari.model.qwen3_5",
     "qwen3_vl": "kaminari.model.qwen3_vl",
 }

@@ -22,6 +22,7 @@ class Picture:
     tokens:  placeholders in the prompt, and rows that the tower returns
     size:    (width, height) of the oriented source in pixels
     digest:  32 bytes that name pixels, grids and every preprocessing setting
+    layout:  rows and columns of the slices behind the first one, which is an overview; (0, 0) without such
     """
 
     pixels: NDArray[np.float32]
@@ -29,6 +30,7 @@ class Picture:
     tokens: int
     size: tuple[int, int]
     digest: bytes
+    layout: tuple[int, int] = (0, 0)
 
 
 def picture_digest(

@@ -14,11 +14,11 @@ from kaminari.engine.params import SamplingParams
 from kaminari.model.delta_state import GatedDeltaState
 from tests.engine.harness import HandLoop, Sabotaged, cache_tensors, hand_loop, picture, poison, quiet
 from tests.engine.test_loop import PROMPTS, Turns, conversation, golden_answer
-from tests.hybrid_checkpoints import QWEN3_5_VARIANTS
+from tests.hybrid_checkpoints import MINICPM_V_VARIANTS, QWEN3_5_VARIANTS
 from tests.reference import Greedy, Reference, assert_same_tokens, differing_tokens
 
-VARIANTS = tuple(QWEN3_5_VARIANTS)
-FAMILIES = ("qwen3_5",)
+VARIANTS = (*QWEN3_5_VARIANTS, *MINICPM_V_VARIANTS)
+FAMILIES = ("qwen3_5", "minicpm_v")
 
 Answers = Callable[[str], dict[str, Greedy]]
 
@@ -71,7 +71,7 @@ def test_no_chunk_size_from_1_to_70_changes_a_token(
     variant: str, checkpoint: Callable[[str], Path], answers: Answers
 ) -> None:
     """Case hyb-conv-boundary: the convolution's last inputs and the state cross every border."""
-    names = ("two pictures", "picture in an earlier turn")
+    names = ("two pictures", "picture in an earlier turn", "big picture")
     engine = hand_loop(checkpoint(variant), slots=2)
     prompts = {name: engine.loaded.frontend.prepare(conversation(PROMPTS[name])) for name in names}
     for chunk in range(1, 71):
@@ -140,7 +140,7 @@ def test_the_border_falls_on_every_token_of_a_picture(
     """Case pos-chunk-emb."""
     engine = hand_loop(checkpoint(variant), slots=1, chunk=16)
     for pad in range(18):
-        turns: Turns = [("user", ["x" * pad, picture(96, 96, 7), "Read the number."])]
+        turns: Turns = [("user", ["x" * pad, picture(160, 120, 7), "Read the number."])]
         running = engine.submit(conversation(turns))
         engine.run()
         assert not differing_tokens(running.token_ids(), golden_answer(golden(variant), turns)), pad

@@ -1,0 +1,5 @@
+"""Qwen3-VL's stages for `kaminari verify`: those that Qwen's families share."""
+
+from kaminari.model.qwen_stages import QwenStages
+
+STAGES = QwenStages()
