@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.cases import loading
 
 TESTS = Path(__file__).parents[1]
-KINDS = ("image", "prompt", "position", "numeric", "limits")
+KINDS = ("image", "prompt", "position", "numeric", "limits", "hybrid")
 
 # Tests that run over files of the manifest cover the image cases that hold nothing but files.
 BY_FILES = {
@@ -27,7 +27,6 @@ BY_FILES = {
     "img-resize-filter",
 }
 WAITING = {
-    "img-wide-grid": "needs MiniCPM-V's fixed position table",
     "img-fetch-timeout": "needs remote pictures, which are off in this version",
     "prompt-glm-echo": "needs GLM-OCR's prompts",
 }

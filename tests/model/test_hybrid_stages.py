@@ -3,8 +3,8 @@
 Tolerances are 1e-5 relative plus, absolute: 2e-5 for the patch embedding and 1e-4 for the tower behind it, as
 in `tests.model.test_stages`; 5e-5 for each text layer on the reference's own input. Errors of layers behind
 one another add up, and the recurrence's sums have no order of their own: the reference parts from itself by
-2.2e-4 where its chunk is 32 instead of 64. So through all layers, on the reference's own vision rows, it is 5e-4. A mistake
-shows above 1e-2.
+2.2e-4 where its chunk is 32 instead of 64. So through all layers, on the reference's own vision rows, it is
+5e-4. A mistake shows above 1e-2.
 """
 
 from __future__ import annotations
