@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command("kaminari.cli.serve", "serve a model behind the OpenAI API"),
     "chat": Command("kaminari.cli.chat", "talk to a model in the terminal, with pictures"),
     "smoke": Command("kaminari.cli.smoke", "ask a running server simple questions about pictures"),
+    "verify": Command("kaminari.cli.verify", "hold a model to the reference, stage by stage"),
     "config": Command("kaminari.cli.config", "print the effective settings and where each came from"),
     "doctor": Command(
         "kaminari.cli.doctor", "say whether this machine can serve a model, and what is missing"
