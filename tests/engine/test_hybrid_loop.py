@@ -63,6 +63,7 @@ def test_alone_each_prompt_gets_the_references_tokens(
 def test_batches_change_no_token(
     variant: str, slots: int, checkpoint: Callable[[str], Path], answers: Answers
 ) -> None:
+    """Cases num-batch-vs-single, num-left-pad, num-wrong-vlm-batch: neighbours of all lengths and kinds."""
     compare(run_all(hand_loop(checkpoint(variant), slots=slots)), answers(variant))
 
 
