@@ -51,7 +51,8 @@ def serve(settings: Settings) -> int:
     from kaminari.openai_api.server import Server
 
     url = base_url(listener)
-    _warn_of_strangers(listener, console)
+    if not settings.server.api_keys:
+        _warn_of_strangers(listener, console)
     lifecycle = Lifecycle(grace=settings.server.grace.total_seconds())
     server = Server(create_app(lifecycle, settings), lifecycle, settings.server)
     loading = Loading(settings, progress, lifecycle, server, url)

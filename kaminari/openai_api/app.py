@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from kaminari.config import Settings
+from kaminari.config import ServerSettings, Settings
 from kaminari.engine.errors import EngineUnavailable, QueueFull, RequestError
 from kaminari.openai_api import errors
 from kaminari.openai_api.boundary import Boundary
@@ -19,6 +19,7 @@ from kaminari.openai_api.chat import ChatCompletions
 from kaminari.openai_api.health import Health
 from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.models import Models
+from kaminari.openai_api.security import KeyRequired, cors
 from kaminari.openai_api.workers import Workers
 
 MOST_WORKERS = 8
@@ -44,7 +45,7 @@ def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
             Route("/health", health.health, methods=["GET"]),
             Route("/version", health.version, methods=["GET"]),
         ],
-        middleware=[Middleware(Boundary)],
+        middleware=_layers(settings.server),
         exception_handlers={
             errors.ApiError: errors.on_api_error,
             RequestError: errors.on_engine_refusal,
@@ -56,6 +57,15 @@ def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _layers(settings: ServerSettings) -> list[Middleware]:
+    """From the outermost on."""
+    layers = [cors(settings.cors_origins)] if settings.cors_origins else []
+    layers.append(Middleware(Boundary))
+    if settings.api_keys:
+        layers.append(Middleware(KeyRequired, keys=settings.api_keys))
+    return layers
 
 
 def _threads(settings: Settings) -> int:

@@ -24,6 +24,7 @@ from kaminari.openai_api.conversion import to_conversation, to_params
 from kaminari.openai_api.engine_protocol import Engine
 from kaminari.openai_api.errors import ApiError
 from kaminari.openai_api.lifecycle import Lifecycle
+from kaminari.openai_api.models import require_name
 from kaminari.openai_api.racing import while_wanted
 from kaminari.openai_api.responses import JsonResponse
 from kaminari.openai_api.schemas.chat import ChatRequest
@@ -48,8 +49,7 @@ class PreparedChat:
 def prepare_chat(body: bytes, engine: Engine) -> PreparedChat:
     """Everything that is slow: call it from a worker thread. Raises `ApiError` and `RequestError`."""
     request = parse(ChatRequest, body)
-    if request.model is not None and request.model != engine.info.model:
-        raise errors.model_not_found([engine.info.model])
+    require_name(request.model, engine.info)
     params = to_params(request, choices=engine.info.choices)
     return PreparedChat(request, engine.prepare(to_conversation(request)), params)
 
@@ -62,6 +62,7 @@ class ChatCompletions:
         self._workers = workers
         self._max_body = int(settings.max_body)
         self._send_timeout = settings.send_timeout.total_seconds()
+        self._keep_alive = settings.keep_alive.total_seconds()
 
     async def handle(self, http: Request) -> Response:
         engine = self._lifecycle.require_engine()
@@ -76,7 +77,11 @@ class ChatCompletions:
             )
             if chat.request.stream:
                 return StreamResponse(
-                    answer.events(), stream, self._lifecycle, send_timeout=self._send_timeout
+                    answer.events(),
+                    stream,
+                    self._lifecycle,
+                    send_timeout=self._send_timeout,
+                    keep_alive=self._keep_alive,
                 )
             with self._lifecycle.running(stream):
                 return await while_wanted(answer.whole(), http, self._lifecycle)

@@ -67,6 +67,20 @@ def test_a_port_open_to_others_is_warned_of(
     assert ("no API key" in capsys.readouterr().err) is warned
 
 
+@pytest.mark.parametrize(("keys", "warned"), [([], True), (["k"], False)])
+def test_a_key_silences_the_warning(
+    keys: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise CommandError("enough")
+
+    monkeypatch.setattr(kaminari.cli.serve, "load_engine", fail)
+    monkeypatch.setattr("sse_starlette.sse.AppStatus.should_exit", False)
+    with pytest.raises(CommandError, match="enough"):
+        serve(Settings(server=ServerSettings(host="0.0.0.0", port=0, log_level="warning", api_keys=keys)))
+    assert ("no API key" in capsys.readouterr().err) is warned
+
+
 def test_a_port_in_use_is_one_line_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kaminari.cli.serve, "load_engine", lambda *_: pytest.fail("it was loaded"))
     with listen(ServerSettings(port=0)) as taken:

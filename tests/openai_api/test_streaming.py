@@ -62,7 +62,7 @@ async def test_a_reader_that_takes_nothing_is_dropped() -> None:
         finally:
             closed.set()
 
-    response = StreamResponse(events(), stream, Lifecycle(grace=1), send_timeout=0.05)
+    response = StreamResponse(events(), stream, Lifecycle(grace=1), send_timeout=0.05, keep_alive=15)
     call = AsgiCall(response, b"")
 
     async def stuck(message: Any) -> None:
