@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `/v1/models/{id}`: the served name and its aliases. At once, since chat UIs poll it."""
+"""`GET /v1/models` and `/v1/models/{id}`: the served name and its aliases. At once: chat UIs poll it."""
 
 from __future__ import annotations
 
