@@ -45,6 +45,9 @@ def serve(settings: Settings) -> int:
     configure_logging(settings.server.log_level)
     console = Console(stderr=True, highlight=False)
     progress = Console(stderr=True, quiet=not console.is_terminal)
+    folder = settings.media.folder
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"the media folder {folder} is not a folder; change KAMINARI_MEDIA__FOLDER")
     listener = _listen(settings.server)
     from kaminari.openai_api.app import create_app
     from kaminari.openai_api.lifecycle import Lifecycle

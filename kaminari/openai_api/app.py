@@ -18,6 +18,7 @@ from kaminari.openai_api.boundary import Boundary
 from kaminari.openai_api.chat import ChatCompletions
 from kaminari.openai_api.health import Health
 from kaminari.openai_api.lifecycle import Lifecycle
+from kaminari.openai_api.media import Preparation
 from kaminari.openai_api.models import Models
 from kaminari.openai_api.security import KeyRequired, cors
 from kaminari.openai_api.workers import Workers
@@ -28,7 +29,7 @@ MOST_WORKERS = 8
 def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
     """Build the application around an engine that is there already or still loads (`Lifecycle.attach`)."""
     workers = Workers(_threads(settings), waiting=settings.engine.queue_size)
-    chat = ChatCompletions(lifecycle, workers, settings.server)
+    chat = ChatCompletions(lifecycle, Preparation(workers, settings), settings.server)
     models = Models(lifecycle)
     health = Health(lifecycle)
 

@@ -24,13 +24,13 @@ from kaminari.openai_api.conversion import to_conversation, to_params
 from kaminari.openai_api.engine_protocol import Engine
 from kaminari.openai_api.errors import ApiError
 from kaminari.openai_api.lifecycle import Lifecycle
+from kaminari.openai_api.media import Media, Preparation
 from kaminari.openai_api.models import require_name
 from kaminari.openai_api.racing import while_wanted
 from kaminari.openai_api.responses import JsonResponse
 from kaminari.openai_api.schemas.chat import ChatRequest
 from kaminari.openai_api.schemas.parsing import parse
 from kaminari.openai_api.sse import DONE, StreamResponse, data
-from kaminari.openai_api.workers import Workers
 
 log = logging.getLogger("kaminari.http")
 
@@ -46,20 +46,20 @@ class PreparedChat:
     params: SamplingParams
 
 
-def prepare_chat(body: bytes, engine: Engine) -> PreparedChat:
-    """Everything that is slow: call it from a worker thread. Raises `ApiError` and `RequestError`."""
+def prepare_chat(body: bytes, engine: Engine, media: Media) -> PreparedChat:
+    """All that is slow: run it by `Preparation`. Raises `ApiError`, `RequestError` and `NotFetched`."""
     request = parse(ChatRequest, body)
     require_name(request.model, engine.info)
     params = to_params(request, choices=engine.info.choices)
-    return PreparedChat(request, engine.prepare(to_conversation(request)), params)
+    return PreparedChat(request, engine.prepare(to_conversation(request, media)), params)
 
 
 class ChatCompletions:
     """The endpoint. Nothing slow runs on the event loop, and nothing runs on for a client that has left."""
 
-    def __init__(self, lifecycle: Lifecycle, workers: Workers, settings: ServerSettings) -> None:
+    def __init__(self, lifecycle: Lifecycle, preparation: Preparation, settings: ServerSettings) -> None:
         self._lifecycle = lifecycle
-        self._workers = workers
+        self._preparation = preparation
         self._max_body = int(settings.max_body)
         self._send_timeout = settings.send_timeout.total_seconds()
         self._keep_alive = settings.keep_alive.total_seconds()
@@ -69,7 +69,7 @@ class ChatCompletions:
         check_content_type(http)
         try:
             body = await read_body(http, self._max_body)
-            preparing = self._workers.run(lambda: prepare_chat(body, engine))
+            preparing = self._preparation.run(lambda media: prepare_chat(body, engine, media))
             chat = await while_wanted(preparing, http, self._lifecycle)
             stream = engine.submit(chat.prompt, chat.params)
             answer = AnswerWriter(

@@ -21,7 +21,7 @@ from rich.console import Console
 import kaminari.cli.serve
 from kaminari.cli.errors import CommandError
 from kaminari.cli.serve import base_url, ready_text, serve
-from kaminari.config import ServerSettings, Settings
+from kaminari.config import MediaSettings, ServerSettings, Settings
 from kaminari.openai_api.server import listen
 from tests.openai_api.fake_engine import INFO, FakeEngine
 from tests.openai_api.harness import CHAT, HI, events_of
@@ -65,6 +65,11 @@ def test_a_port_open_to_others_is_warned_of(
     with listen(ServerSettings(host=host, port=0)) as listener:
         kaminari.cli.serve._warn_of_strangers(listener, Console(stderr=True))
     assert ("no API key" in capsys.readouterr().err) is warned
+
+
+def test_a_media_folder_that_is_none_stops_the_start() -> None:
+    with pytest.raises(CommandError, match="media folder nowhere/at/all is not a folder"):
+        serve(Settings(media=MediaSettings(folder="nowhere/at/all"), server=ServerSettings(port=0)))
 
 
 @pytest.mark.parametrize(("keys", "warned"), [([], True), (["k"], False)])
