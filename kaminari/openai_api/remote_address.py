@@ -28,7 +28,7 @@ def is_public(address: IPAddress) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if address.scope_id is not None or address.is_site_local or address.sixtofour or address.teredo:
+        if _is_special(address):
             return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
@@ -36,10 +36,19 @@ def is_public(address: IPAddress) -> bool:
 def is_private(address: IPAddress) -> bool:
     """Whether an address is one of a home or a machine: private or loopback, but not link-local, where
     clouds keep their credentials."""
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return is_private(address.ipv4_mapped)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_private(address.ipv4_mapped)
+        if _is_special(address):
+            return False
     odd = address.is_link_local or address.is_multicast or address.is_unspecified
     return not odd and (address.is_loopback or (address.is_private and not address.is_reserved))
+
+
+def _is_special(address: ipaddress.IPv6Address) -> bool:
+    """Whether an address is of one link or site, or leads through a tunnel to an IPv4 address."""
+    tunnel = address.sixtofour is not None or address.teredo is not None
+    return tunnel or address.scope_id is not None or address.is_site_local
 
 
 async def checked_addresses(

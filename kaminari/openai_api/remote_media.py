@@ -176,6 +176,8 @@ def _parse(url: str, base: httpx.URL | None = None) -> httpx.URL:
         raise RequestError("the picture's address is not a valid URL") from None
     if parsed.scheme not in _PORTS:
         raise RequestError("the picture's address leads to a scheme other than http and https")
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise RequestError("the picture's address has a port out of range")
     if not host or parsed.userinfo:
         raise RequestError("the picture's address must name a host, and no user")
     return parsed
