@@ -19,6 +19,7 @@ from kaminari.openai_api.chat import ChatCompletions
 from kaminari.openai_api.health import Health
 from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.media import Preparation
+from kaminari.openai_api.metrics import CountResponses, Metrics
 from kaminari.openai_api.models import Models
 from kaminari.openai_api.security import KeyRequired, cors
 from kaminari.openai_api.workers import Workers
@@ -38,15 +39,17 @@ def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
         yield
         workers.close()
 
+    routes = [
+        Route("/v1/chat/completions", chat.handle, methods=["POST"]),
+        Route("/v1/models", models.list, methods=["GET"]),
+        Route("/v1/models/{id:path}", models.retrieve, methods=["GET"]),
+        Route("/health", health.health, methods=["GET"]),
+        Route("/version", health.version, methods=["GET"]),
+        Route("/metrics", lifecycle.metrics.handle, methods=["GET"]),
+    ]
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat.handle, methods=["POST"]),
-            Route("/v1/models", models.list, methods=["GET"]),
-            Route("/v1/models/{id:path}", models.retrieve, methods=["GET"]),
-            Route("/health", health.health, methods=["GET"]),
-            Route("/version", health.version, methods=["GET"]),
-        ],
-        middleware=_layers(settings.server),
+        routes=routes,
+        middleware=_layers(settings.server, lifecycle.metrics, [route.path for route in routes]),
         exception_handlers={
             errors.ApiError: errors.on_api_error,
             RequestError: errors.on_engine_refusal,
@@ -60,10 +63,11 @@ def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
     return app
 
 
-def _layers(settings: ServerSettings) -> list[Middleware]:
+def _layers(settings: ServerSettings, metrics: Metrics, paths: list[str]) -> list[Middleware]:
     """From the outermost on."""
     layers = [cors(settings.cors_origins)] if settings.cors_origins else []
     layers.append(Middleware(Boundary))
+    layers.append(Middleware(CountResponses, metrics=metrics, paths=paths))
     if settings.api_keys:
         layers.append(Middleware(KeyRequired, keys=settings.api_keys))
     return layers

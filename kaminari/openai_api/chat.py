@@ -134,7 +134,9 @@ class AnswerWriter:
 
     async def _until_finished(self) -> AsyncGenerator[Event, None]:
         """Events up to and with `Finished`. Raises `ApiError` where the engine failed or was stopped."""
+        meter = self._lifecycle.metrics.meter()
         async for event in self._stream:
+            meter.saw(event)
             if isinstance(event, Failed):
                 log.error("request %s: %s", self._request_id, event.message)
                 raise errors.internal(self._request_id, event.message)
