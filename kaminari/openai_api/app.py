@@ -21,6 +21,7 @@ from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.media import Preparation
 from kaminari.openai_api.metrics import CountResponses, Metrics
 from kaminari.openai_api.models import Models
+from kaminari.openai_api.openapi import OpenApi
 from kaminari.openai_api.security import KeyRequired, cors
 from kaminari.openai_api.workers import Workers
 
@@ -46,6 +47,7 @@ def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
         Route("/health", health.health, methods=["GET"]),
         Route("/version", health.version, methods=["GET"]),
         Route("/metrics", lifecycle.metrics.handle, methods=["GET"]),
+        Route("/openapi.json", OpenApi(keys=bool(settings.server.api_keys)).handle, methods=["GET"]),
     ]
     app = Starlette(
         routes=routes,
