@@ -100,6 +100,8 @@ def draw(document: dict[str, Any], count: int, with_seed: int) -> list[tuple[str
         body = data.draw(bodies(schema, schemas))
         if isinstance(body, dict) and "max_completion_tokens" not in body and "max_tokens" not in body:
             body = {**body, "max_tokens": MOST_TOKENS}
+        if isinstance(body, dict) and data.draw(st.integers(0, 2)) == 0:
+            body = {**body, "stream": True}
         try:
             made.append((path, orjson.dumps(body)))
         except TypeError:
