@@ -28,7 +28,6 @@ BY_FILES = {
 }
 WAITING = {
     "img-wide-grid": "needs MiniCPM-V's fixed position table",
-    "img-fetch-timeout": "needs remote pictures, which are off in this version",
     "prompt-glm-echo": "needs GLM-OCR's prompts",
 }
 
