@@ -56,6 +56,10 @@ class LayerState(ABC):
         """Keep the state after `length` tokens in all, and drop what the draft wrote past it."""
 
     @abstractmethod
+    def check_start(self, slot: int, start: int) -> None:
+        """Raise ValueError unless the slot's next new token may be its token number `start`."""
+
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all tensors."""
 
@@ -85,7 +89,7 @@ class SlotCache:
         self.capacity = capacity
 
     def check_rows(self, rows: RowLengths) -> None:
-        """Raise ValueError unless a step's rows have slots of their own and fit into them."""
+        """Raise ValueError unless a step's rows have slots of their own, fit, and go on where those stand."""
         if not len(rows.slots) == len(rows.q_lens) == len(rows.kv_lens):
             raise ValueError("slots, q_lens and kv_lens must have one entry per row")
         if len(set(rows.slots)) != len(rows.slots):
@@ -94,6 +98,8 @@ class SlotCache:
             self._check(slot, kv_len)
             if not 1 <= q_len <= kv_len:
                 raise ValueError(f"slot {slot}: {q_len} new tokens do not fit a length of {kv_len}")
+            for layer in self.layers:
+                layer.check_start(slot, kv_len - q_len)
 
     def claim(self, slot: int) -> None:
         self._check(slot)
@@ -204,6 +210,9 @@ class AttentionKV(LayerState):
 
     def commit(self, slot: int, length: int) -> None:
         """Do nothing, as for `truncate`."""
+
+    def check_start(self, slot: int, start: int) -> None:
+        """Do nothing: a row may go on at any place that it has reached."""
 
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes

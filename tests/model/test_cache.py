@@ -59,6 +59,8 @@ class CheckpointOnly(LayerState):
 
     def commit(self, slot: int, length: int) -> None: ...
 
+    def check_start(self, slot: int, start: int) -> None: ...
+
     def nbytes(self) -> int:
         return 0
 
