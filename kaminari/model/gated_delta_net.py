@@ -185,11 +185,11 @@ class _Chunks:
     @classmethod
     def of(cls, inputs: DeltaInputs, size: int) -> _Chunks:
         queries, keys, values = (
-            each.unflatten(0, (-1, size)).permute(2, 0, 1, 3).contiguous()
+            each.reshape(-1, size, *each.shape[1:]).permute(2, 0, 1, 3).contiguous()
             for each in (inputs.queries, inputs.keys, inputs.values)
         )
         decay, beta = (
-            each.unflatten(0, (-1, size)).permute(2, 0, 1).contiguous()
+            each.reshape(-1, size, *each.shape[1:]).permute(2, 0, 1).contiguous()
             for each in (inputs.decay, inputs.beta)
         )
         decay = decay.cumsum(-1)
