@@ -40,7 +40,7 @@ def effective_settings(loaded: LoadedSettings) -> Iterator[EffectiveSetting]:
         value: object = loaded.settings
         for part in field.path:
             value = getattr(value, part)
-        text = None if value is None else HIDDEN if field.secret else spell(value)
+        text = None if value is None else HIDDEN if field.secret and value else spell(value)
         yield EffectiveSetting(field, text, loaded.origin(field.path))
 
 

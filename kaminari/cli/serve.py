@@ -45,13 +45,17 @@ def serve(settings: Settings) -> int:
     configure_logging(settings.server.log_level)
     console = Console(stderr=True, highlight=False)
     progress = Console(stderr=True, quiet=not console.is_terminal)
+    folder = settings.media.folder
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"the media folder {folder} is not a folder; change KAMINARI_MEDIA__FOLDER")
     listener = _listen(settings.server)
     from kaminari.openai_api.app import create_app
     from kaminari.openai_api.lifecycle import Lifecycle
     from kaminari.openai_api.server import Server
 
     url = base_url(listener)
-    _warn_of_strangers(listener, console)
+    if not settings.server.api_keys:
+        _warn_of_strangers(listener, console)
     lifecycle = Lifecycle(grace=settings.server.grace.total_seconds())
     server = Server(create_app(lifecycle, settings), lifecycle, settings.server)
     loading = Loading(settings, progress, lifecycle, server, url)
@@ -132,7 +136,8 @@ def ready_text(info: EngineInfo, url: str) -> str:
     """What a person needs to know once requests are served; the first line holds all the facts."""
     lines = [
         f"kaminari {__version__} is ready at {url}: model {info.model}, device {info.device}, "
-        f"dtype {info.dtype}, {info.slots} slots, context {info.context} tokens"
+        f"dtype {info.dtype}, {info.slots} {'slot' if info.slots == 1 else 'slots'}, "
+        f"context {info.context} tokens"
     ]
     if info.demo:
         lines += [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,10 +115,12 @@ def _example(item: Given, whole: bool) -> str:
     field = item.field
     meant = closest(str(item.value), field.choices) or field.expects.example
     if not whole:
-        return f'for example "{field.path[-1]}": "{meant}"'
+        spelled = meant if meant.startswith("[") else f'"{meant}"'
+        return f'for example "{field.path[-1]}": {spelled}'
+    typed = shlex.quote(meant)
     if item.origin.kind is OriginKind.ENVIRONMENT:
-        return f"for example {item.origin.label}={meant}"
-    return f"for example {field.flag} {meant}" if field.flag.startswith("-") else f"for example {meant}"
+        return f"for example {item.origin.label}={typed}"
+    return f"for example {field.flag} {typed}" if field.flag.startswith("-") else f"for example {typed}"
 
 
 def _bad_combination(path: FieldPath, details: ErrorDetails, given: Mapping[FieldPath, Given]) -> Problem:

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from kaminari.config.source import Demo, ModelSource
 from kaminari.config.units import (
+    ApiKeys,
     AutoContext,
     AutoCount,
     AutoSlots,
@@ -22,8 +23,13 @@ from kaminari.config.units import (
     Duration,
     Host,
     Name,
+    Names,
     OptionalBytes,
+    OptionalFolder,
+    Origins,
     Port,
+    RemoteHosts,
+    Switch,
 )
 
 ENV_PREFIX = "KAMINARI_"
@@ -83,6 +89,7 @@ class ModelSettings(Group):
         default=None,
         description="the model's name in the API; by default kaminari-demo, the folder's name or the hub id",
     )
+    aliases: Names = Field(default=(), description="other names that the API takes for the model")
 
     @property
     def name(self) -> str:
@@ -183,6 +190,36 @@ class ServerSettings(Group):
         default=timedelta(seconds=60),
         description="a client that takes or sends nothing for this long is dropped",
     )
+    keep_alive: Duration = Field(
+        default=timedelta(seconds=15),
+        description="how often a stream gets a comment that keeps proxies awake",
+    )
+    api_keys: ApiKeys = Field(default=(), description="keys that clients must send one of; none: no key")
+    cors_origins: Origins = Field(
+        default=(), description="origins whose web pages may call the API; none: no CORS headers"
+    )
+
+
+class MediaSettings(Group):
+    """Pictures that a request names by address instead of holding them. All of it is off by default."""
+
+    folder: OptionalFolder = Field(
+        default=None,
+        description="file: addresses may name pictures inside this folder; none: no file: address",
+    )
+    allowed_hosts: RemoteHosts = Field(
+        default=(),
+        description="hosts that pictures may be fetched from over http(s); none: nothing is fetched",
+    )
+    allow_private: Switch = Field(
+        default=False, description="whether allowed hosts may lie at private and loopback addresses"
+    )
+    timeout: Duration = Field(
+        default=timedelta(seconds=10), description="time for fetching one picture, redirects included"
+    )
+    max_size: Bytes = Field(
+        default=ByteSize(32 * 2**20), description="largest picture that is fetched or read"
+    )
 
 
 class Settings(BaseSettings):
@@ -199,6 +236,7 @@ class Settings(BaseSettings):
     model: ModelSettings = Field(default=ModelSettings(), description="which model, in which precision")
     engine: EngineSettings = Field(default=EngineSettings(), description="slots, context, memory")
     pictures: PictureSettings = Field(default=PictureSettings(), description="how pictures are fitted")
+    media: MediaSettings = Field(default=MediaSettings(), description="pictures named by address")
     server: ServerSettings = Field(default=ServerSettings(), description="the HTTP server")
 
     @classmethod

@@ -12,6 +12,7 @@ class EngineInfo:
     model:       the served name
     context:     tokens per slot
     choices:     the most choices (n) that one request may ask for
+    aliases:     other names that requests may use for the model
     """
 
     model: str
@@ -26,6 +27,12 @@ class EngineInfo:
     weight_bytes: int
     cache_bytes: int
     demo: bool
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that the model is served under, its own first."""
+        return tuple(dict.fromkeys((self.model, *self.aliases)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         weight_bytes=plan.capacity.weight_bytes,
         cache_bytes=plan.capacity.cache_bytes,
         demo=isinstance(settings.model.source, Demo),
+        aliases=settings.model.aliases,
     )
     return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)
 

@@ -91,15 +91,15 @@ class EngineLoop:
                 self._publish(request, events)
 
     def _publish(self, request: Request, events: list[Event]) -> None:
-        try:
-            if request.written:
-                events.append(request.finished(time.monotonic()))
-            request.stream.publish(events)
-        except Exception:
-            self._fail([request.id], FAULT)
-            return
+        """Hand a tick's events to the reader; a request that is over is forgotten before its reader knows."""
         if request.written:
+            try:
+                events.append(request.finished(time.monotonic()))
+            except Exception:
+                self._fail([request.id], FAULT)
+                return
             self._forget(request.id)
+        request.stream.publish(events)
 
     def _run_work(self, work: WorkItem, news: News) -> None:
         request = self._requests[work.job]

@@ -39,7 +39,9 @@ def download_checkpoint(repo: str, revision: str | None = None) -> Path:
     except RevisionNotFoundError as error:
         raise CheckpointError(f"{repo} is on the hub, but has no revision {revision!r}") from error
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(f"the hub cannot be reached, and there is no local copy of {name}") from error
+        raise CheckpointError(
+            f"no folder {name} is here, the hub cannot be reached, and it has left no copy of it"
+        ) from error
     except HFValidationError as error:
         raise CheckpointError(f"{name} is not a hub id of the form org/name") from error
     except HfHubHTTPError as error:

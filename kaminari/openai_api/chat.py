@@ -24,12 +24,13 @@ from kaminari.openai_api.conversion import to_conversation, to_params
 from kaminari.openai_api.engine_protocol import Engine
 from kaminari.openai_api.errors import ApiError
 from kaminari.openai_api.lifecycle import Lifecycle
+from kaminari.openai_api.media import Media, Preparation
+from kaminari.openai_api.models import require_name
 from kaminari.openai_api.racing import while_wanted
 from kaminari.openai_api.responses import JsonResponse
 from kaminari.openai_api.schemas.chat import ChatRequest
 from kaminari.openai_api.schemas.parsing import parse
 from kaminari.openai_api.sse import DONE, StreamResponse, data
-from kaminari.openai_api.workers import Workers
 
 log = logging.getLogger("kaminari.http")
 
@@ -45,30 +46,30 @@ class PreparedChat:
     params: SamplingParams
 
 
-def prepare_chat(body: bytes, engine: Engine) -> PreparedChat:
-    """Everything that is slow: call it from a worker thread. Raises `ApiError` and `RequestError`."""
+def prepare_chat(body: bytes, engine: Engine, media: Media) -> PreparedChat:
+    """All that is slow: run it by `Preparation`. Raises `ApiError`, `RequestError` and `NotFetched`."""
     request = parse(ChatRequest, body)
-    if request.model is not None and request.model != engine.info.model:
-        raise errors.model_not_found([engine.info.model])
+    require_name(request.model, engine.info)
     params = to_params(request, choices=engine.info.choices)
-    return PreparedChat(request, engine.prepare(to_conversation(request)), params)
+    return PreparedChat(request, engine.prepare(to_conversation(request, media)), params)
 
 
 class ChatCompletions:
     """The endpoint. Nothing slow runs on the event loop, and nothing runs on for a client that has left."""
 
-    def __init__(self, lifecycle: Lifecycle, workers: Workers, settings: ServerSettings) -> None:
+    def __init__(self, lifecycle: Lifecycle, preparation: Preparation, settings: ServerSettings) -> None:
         self._lifecycle = lifecycle
-        self._workers = workers
+        self._preparation = preparation
         self._max_body = int(settings.max_body)
         self._send_timeout = settings.send_timeout.total_seconds()
+        self._keep_alive = settings.keep_alive.total_seconds()
 
     async def handle(self, http: Request) -> Response:
         engine = self._lifecycle.require_engine()
         check_content_type(http)
         try:
             body = await read_body(http, self._max_body, self._send_timeout, self._lifecycle)
-            preparing = self._workers.run(lambda: prepare_chat(body, engine))
+            preparing = self._preparation.run(lambda media: prepare_chat(body, engine, media))
             chat = await while_wanted(preparing, http, self._lifecycle)
             stream = engine.submit(chat.prompt, chat.params)
             answer = AnswerWriter(
@@ -76,7 +77,11 @@ class ChatCompletions:
             )
             if chat.request.stream:
                 return StreamResponse(
-                    answer.events(), stream, self._lifecycle, send_timeout=self._send_timeout
+                    answer.events(),
+                    stream,
+                    self._lifecycle,
+                    send_timeout=self._send_timeout,
+                    keep_alive=self._keep_alive,
                 )
             with self._lifecycle.running(stream):
                 return await while_wanted(answer.whole(), http, self._lifecycle)
@@ -129,7 +134,9 @@ class AnswerWriter:
 
     async def _until_finished(self) -> AsyncGenerator[Event, None]:
         """Events up to and with `Finished`. Raises `ApiError` where the engine failed or was stopped."""
+        meter = self._lifecycle.metrics.meter()
         async for event in self._stream:
+            meter.saw(event)
             if isinstance(event, Failed):
                 log.error("request %s: %s", self._request_id, event.message)
                 raise errors.internal(self._request_id, event.message)

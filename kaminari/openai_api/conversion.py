@@ -1,17 +1,18 @@
 """From a validated request to the engine's own words: a conversation and sampling parameters.
 
-Decodes the base64 of data URLs, so it runs in a worker thread. Opens no file and no address.
+Decodes the base64 of data URLs and reads the files of file: addresses, so it runs in a worker thread. Opens
+no connection: pictures that lie elsewhere are fetched before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from kaminari.engine.conversation import Conversation, Detail, Message, Part, PicturePart, Role, TextPart
-from kaminari.engine.data_url import data_url_bytes
 from kaminari.engine.errors import RequestError
 from kaminari.engine.params import SamplingParams
 from kaminari.openai_api.errors import invalid
+from kaminari.openai_api.media import Media, NotFetched
 from kaminari.openai_api.schemas.chat import ChatRequest
 from kaminari.openai_api.schemas.content import Content, ImageContent, RefusalContent
 from kaminari.openai_api.schemas.messages import AnyMessage, AssistantMessage
@@ -24,19 +25,27 @@ _ROLES = {
     "tool": Role.TOOL,
 }
 _DETAILS = {"low": Detail.LOW, "auto": Detail.AUTO, "high": Detail.HIGH, "original": Detail.HIGH}
+NO_MEDIA = Media()
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message")
 
 
-def to_conversation(request: ChatRequest) -> Conversation:
-    """Keep the order of text and pictures. Raises `ApiError` and `RequestError`, which name the part."""
+def to_conversation(request: ChatRequest, media: Media = NO_MEDIA) -> Conversation:
+    """Keep the order of text and pictures. Raises `ApiError` and `RequestError`, which name the part, and
+    `NotFetched` with the addresses of all pictures that must be fetched first.
+    """
     for name in _TEMPLATE_FIELDS:
         if name in request.chat_template_kwargs:
             path = f"chat_template_kwargs.{name}"
             raise invalid(f"`{path}` has a field of its own: send `{name}` instead", param=path)
+    missing = [url for url in _addresses(request.messages) if media.lacks(url)]
+    if missing:
+        raise NotFetched(missing)
     goes_on = request.continue_final_message
     answers = request.add_generation_prompt
     return Conversation(
-        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)),
+        messages=tuple(
+            _message(message, f"messages[{i}]", media) for i, message in enumerate(request.messages)
+        ),
         add_generation_prompt=not goes_on if answers is None else answers,
         continue_final_message=goes_on,
         template_kwargs=request.chat_template_kwargs,
@@ -64,14 +73,21 @@ def to_params(request: ChatRequest, *, choices: int) -> SamplingParams:
     )
 
 
-def _message(message: AnyMessage, path: str) -> Message:
-    parts = _parts(message.content, f"{path}.content")
+def _addresses(messages: Sequence[AnyMessage]) -> Iterator[str]:
+    for message in messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            if isinstance(part, ImageContent):
+                yield part.image_url if isinstance(part.image_url, str) else part.image_url.url
+
+
+def _message(message: AnyMessage, path: str, media: Media) -> Message:
+    parts = _parts(message.content, f"{path}.content", media)
     if isinstance(message, AssistantMessage) and message.refusal:
         parts = (*parts, TextPart(message.refusal))
     return Message(_ROLES[message.role], parts)
 
 
-def _parts(content: Content | None, path: str) -> tuple[Part, ...]:
+def _parts(content: Content | None, path: str, media: Media) -> tuple[Part, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
@@ -79,7 +95,7 @@ def _parts(content: Content | None, path: str) -> tuple[Part, ...]:
     parts: list[Part] = []
     for index, part in enumerate(content):
         if isinstance(part, ImageContent):
-            parts.append(_picture(part, f"{path}[{index}]"))
+            parts.append(_picture(part, f"{path}[{index}]", media))
         elif isinstance(part, RefusalContent):
             parts.append(TextPart(part.refusal))
         else:
@@ -87,13 +103,13 @@ def _parts(content: Content | None, path: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _picture(part: ImageContent, path: str) -> PicturePart:
+def _picture(part: ImageContent, path: str, media: Media) -> PicturePart:
     if isinstance(part.image_url, str):
         url, detail, url_path = part.image_url, Detail.AUTO, f"{path}.image_url"
     else:
         url, detail, url_path = part.image_url.url, _DETAILS[part.image_url.detail], f"{path}.image_url.url"
     try:
-        data = data_url_bytes(url)
+        data = media.bytes_of(url)
     except RequestError as error:
         raise RequestError(
             f"`{url_path}`: {error.message}", field=url_path, code="invalid_image_url"

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kaminari.engine.info import EngineInfo, EngineStatus
 from kaminari.engine.stream import EventStream
 from kaminari.openai_api import errors
 from kaminari.openai_api.engine_protocol import Engine
+from kaminari.openai_api.metrics import Metrics
 
 
 class Lifecycle:
@@ -26,6 +28,7 @@ class Lifecycle:
         """`grace` is in seconds."""
         self.grace = grace
         self.engine: Engine | None = None
+        self.metrics = Metrics(self._glance)
         self.stopping = False
         self.work_left = False
         self.grace_over = asyncio.Event()
@@ -34,6 +37,9 @@ class Lifecycle:
     def attach(self, engine: Engine) -> None:
         """The engine is loaded: requests are served from now on. Safe from any thread."""
         self.engine = engine
+
+    def _glance(self) -> tuple[EngineInfo, EngineStatus] | None:
+        return None if self.engine is None else (self.engine.info, self.engine.status())
 
     def require_engine(self) -> Engine:
         """The engine, or an `ApiError` 503 while there is none to take a request."""

@@ -19,7 +19,6 @@ from kaminari.openai_api.lifecycle import Lifecycle
 log = logging.getLogger("kaminari.http")
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE_SECONDS = 15.0
 _AFTER_GRACE_SECONDS = 2.0
 
 
@@ -42,9 +41,9 @@ class StreamResponse(EventSourceResponse):
         lifecycle: Lifecycle,
         *,
         send_timeout: float,
-        keep_alive: float = KEEP_ALIVE_SECONDS,
+        keep_alive: float,
     ) -> None:
-        """`send_timeout` and `keep_alive` are in seconds."""
+        """`send_timeout` and `keep_alive` (between two comments) are in seconds."""
         self._stream = stream
         self._lifecycle = lifecycle
         self._stopping = anyio.Event()

@@ -27,7 +27,6 @@ BY_FILES = {
     "img-resize-filter",
 }
 WAITING = {
-    "img-fetch-timeout": "needs remote pictures, which are off in this version",
     "prompt-glm-echo": "needs GLM-OCR's prompts",
 }
 

@@ -17,6 +17,7 @@ OTHER = {
     "model.vision_dtype": "bfloat16",
     "model.device": "cpu",
     "model.served_name": "mine",
+    "model.aliases": '["gpt-4o", "other"]',
     "engine.slots": "3",
     "engine.context": "4096",
     "engine.prefill_chunk": "128",
@@ -32,12 +33,20 @@ OTHER = {
     "pictures.max_pixels": "1000000",
     "pictures.max_count": "4",
     "pictures.workers": "2",
+    "media.folder": "somewhere",
+    "media.allowed_hosts": '["images.example.org"]',
+    "media.allow_private": "true",
+    "media.timeout": "3s",
+    "media.max_size": "1MiB",
     "server.host": "0.0.0.0",
     "server.port": "9000",
     "server.max_body": "1MiB",
     "server.grace": "3s",
     "server.log_level": "debug",
     "server.send_timeout": "5s",
+    "server.keep_alive": "5s",
+    "server.api_keys": '["one", "two"]',
+    "server.cors_origins": '["http://localhost:3000"]',
 }
 
 
@@ -64,6 +73,12 @@ def test_the_names_that_are_fixed() -> None:
         "KAMINARI_ENGINE__MEMORY_LIMIT",
         "KAMINARI_SERVER__HOST",
         "KAMINARI_SERVER__PORT",
+        "KAMINARI_SERVER__API_KEYS",
+        "KAMINARI_SERVER__CORS_ORIGINS",
+        "KAMINARI_MODEL__ALIASES",
+        "KAMINARI_MEDIA__ALLOWED_HOSTS",
+        "KAMINARI_MEDIA__ALLOW_PRIVATE",
+        "KAMINARI_MEDIA__FOLDER",
     }
     flags = {field.flag for field in setting_fields()}
     assert flags >= {"MODEL", "--host", "--port", "--dtype", "--device", "--slots", "--context"}
@@ -104,6 +119,7 @@ def test_groups() -> None:
         ("engine",),
         ("pictures",),
         ("pictures", "budgets"),
+        ("media",),
         ("server",),
     }
 

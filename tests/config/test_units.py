@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from kaminari.config.units import (
+    ApiKeys,
     AutoContext,
     AutoSlots,
     Bytes,
@@ -18,8 +19,12 @@ from kaminari.config.units import (
     Duration,
     Host,
     Name,
+    Names,
     OptionalBytes,
+    OptionalFolder,
+    Origins,
     Port,
+    RemoteHosts,
     spell,
 )
 
@@ -141,3 +146,55 @@ def test_a_printed_duration_reads_back(microseconds: int) -> None:
 )
 def test_spelling(value: Any, text: str) -> None:
     assert spell(value) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Names, '["a", " b "]', ("a", "b")),
+        (Origins, '["*", "https://ui.example.org:8443"]', ("*", "https://ui.example.org:8443")),
+        (
+            RemoteHosts,
+            '["Images.Example.org.", "[::1]", "10.0.0.1"]',
+            ("images.example.org", "::1", "10.0.0.1"),
+        ),
+        (RemoteHosts, "[]", ()),
+    ],
+)
+def test_lists_read_json_and_print_back(kind: Any, text: str, value: tuple[str, ...]) -> None:
+    assert read(kind, text) == value
+    assert read(kind, spell(value)) == value
+    assert read(kind, list(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Names, "a,b"),
+        (Names, '"a"'),
+        (Names, '{"a": 1}'),
+        (Names, '[""]'),
+        (Names, "[1]"),
+        (Names, "[" * 100_000),
+        (ApiKeys, '[""]'),
+        (ApiKeys, '["a b"]'),
+        (ApiKeys, '["schlüssel"]'),
+        (ApiKeys, "key"),
+        (Origins, '["localhost:3000"]'),
+        (Origins, '["http://localhost:3000/"]'),
+        (Origins, '["http://*.example.org"]'),
+        (RemoteHosts, '["*"]'),
+        (RemoteHosts, '["*.example.org"]'),
+        (RemoteHosts, '["http://example.org"]'),
+        (RemoteHosts, '["example.org/x"]'),
+        (RemoteHosts, '[""]'),
+        (OptionalFolder, " "),
+    ],
+)
+def test_lists_and_folders_that_cannot_be_meant(kind: Any, value: str) -> None:
+    with pytest.raises(ValidationError):
+        read(kind, value)
+
+
+def test_keys_are_not_shown() -> None:
+    assert "hush" not in repr(read(ApiKeys, '["hush"]'))

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from kaminari.engine.conversation import Conversation, Message, PicturePart, Role, TextPart
-from kaminari.engine.errors import EngineFault
+from kaminari.engine.errors import EngineFault, RequestError
 from kaminari.engine.events import ChoiceFinished, Delta, Failed, Finished, FinishReason
 from kaminari.engine.params import SamplingParams
 from tests.engine.harness import HandLoop, Sabotaged, hand_loop, picture, poison, quiet
@@ -19,6 +19,13 @@ from tests.reference import Greedy, Reference, differing_tokens, reference_greed
 
 VARIANTS = ("tied-grouped", "untied-grouped", "tied-ungrouped", "untied-wide", "sharded")
 TOKENS = 12
+
+BAD = (
+    Conversation(()),
+    Conversation.ask("word " * 600),
+    Conversation.ask("Read.", b"no picture"),
+    Conversation.ask("Read.", *[picture(256, 256, seed) for seed in range(9)]),
+)
 
 Turns = list[tuple[str, list[str | Image.Image]]]
 
@@ -353,9 +360,9 @@ def test_five_hundred_random_requests(
     rng = random.Random(500)
     expected = answers("tied-grouped")
     prompts = {name: engine.loaded.frontend.prepare(conversation(turns)) for name, turns in PROMPTS.items()}
-    names = [name for name in PROMPTS if name != "long text"]
+    names = list(PROMPTS)
     live: list[tuple[str, Any]] = []
-    right = failed = aborted = 0
+    right = failed = aborted = refused = 0
 
     def settle(everything: bool = False) -> None:
         nonlocal right, failed
@@ -374,6 +381,11 @@ def test_five_hundred_random_requests(
 
     with quiet("kaminari.engine"):
         for _ in range(500):
+            if rng.random() < 0.08:
+                with pytest.raises(RequestError):
+                    engine.submit(rng.choice(BAD))
+                refused += 1
+                continue
             name = rng.choice(names)
             live.append((name, engine.submit(prompts[name])))
             if rng.random() < 0.15:
@@ -394,7 +406,8 @@ def test_five_hundred_random_requests(
         engine.run(20000)
     settle(everything=True)
     assert engine.is_clean()
-    assert right + failed + aborted == 500
+    assert right + failed + aborted + refused == 500
+    assert refused > 20
     assert right > 300
     assert failed > 20
     assert aborted > 30

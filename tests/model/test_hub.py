@@ -29,7 +29,7 @@ RESPONSE = httpx.Response(500, request=httpx.Request("GET", "https://hub.invalid
         (GatedRepoError("gated\nyou need access", response=RESPONSE), "asks for a licence"),
         (RepositoryNotFoundError("404\nnot found", response=RESPONSE), "is not on the hub, or it is private"),
         (RevisionNotFoundError("404\nrevision", response=RESPONSE), "has no revision 'v9'"),
-        (LocalEntryNotFoundError("no\nlocal copy"), "the hub cannot be reached, and there is no local copy"),
+        (LocalEntryNotFoundError("no\nlocal copy"), "the hub cannot be reached, and it has left no copy"),
         (HFValidationError("bad\nname"), "is not a hub id of the form org/name"),
         (HfHubHTTPError("500\nserver", response=RESPONSE), "the hub refused org/name@v9: 500 server"),
         (OSError("no space\nleft"), "cannot download org/name@v9: no space left"),
@@ -78,5 +78,5 @@ def test_no_network_and_no_copy_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     """The real client, told to stay offline, with an empty cache."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match="no local copy of nobody/nothing-here"):
+    with pytest.raises(CheckpointError, match="it has left no copy of it"):
         hub.download_checkpoint("nobody/nothing-here")

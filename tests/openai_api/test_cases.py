@@ -15,7 +15,7 @@ import pytest
 
 from kaminari.config import EngineSettings, ModelSettings, ServerSettings, Settings
 from kaminari.engine.engine import Engine
-from tests.cases.loading import case, resolve
+from tests.cases.loading import case, file_facts, resolve
 from tests.openai_api.harness import CHAT, client_of, error_of, events_of, make_app, post, serving, until
 
 NAME = "kaminari-demo"
@@ -248,6 +248,14 @@ async def test_sampling_out_of_bounds_is_refused(engine: Engine, case_id: str) -
 @pytest.mark.parametrize("top_k", [8888888, 0, -1])
 async def test_smp_top_k(engine: Engine, top_k: int) -> None:
     assert (await post(engine, **request_of("smp-top-k", top_k=top_k))).status_code == 200
+
+
+@pytest.mark.parametrize("name", [fact.name for fact in file_facts() if fact.expect == "reject"])
+async def test_every_bad_file_is_a_400_that_names_its_part(engine: Engine, name: str) -> None:
+    content = [{"type": "image_url", "image_url": {"url": resolve(f"@file:{name}")}}]
+    response = await post(engine, messages=[{"role": "user", "content": content}])
+    assert response.status_code == 400
+    assert error_of(response)["param"].startswith("messages[0].content[0]")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
@@ -37,6 +38,20 @@ async def test_another_model_is_a_404(name: str) -> None:
     error = error_of(response)
     assert error["code"] == "model_not_found"
     assert INFO.model in error["message"]
+
+
+async def test_aliases_are_listed_and_served_under_the_models_own_name() -> None:
+    app, _ = make_app(FakeEngine(info=replace(INFO, aliases=("gpt-4o", INFO.model, "a/b"))))
+    async with client_of(app) as client:
+        listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+        assert listed == [INFO.model, "gpt-4o", "a/b"]
+        assert (await client.get("/v1/models/a/b")).json()["id"] == "a/b"
+        for name in listed:
+            answer = await client.post(CHAT, json={"messages": HI, "model": name})
+            assert answer.json()["model"] == INFO.model
+        refused = await client.post(CHAT, json={"messages": HI, "model": "gpt-4"})
+    assert refused.status_code == 404
+    assert all(f"`{name}`" in error_of(refused)["message"] for name in listed)
 
 
 async def test_health_follows_the_engine() -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 import kaminari.cli.serve
 from kaminari.cli.errors import CommandError
 from kaminari.cli.serve import base_url, ready_text, serve
-from kaminari.config import ServerSettings, Settings
+from kaminari.config import MediaSettings, ServerSettings, Settings
 from kaminari.openai_api.server import listen
 from tests.openai_api.fake_engine import INFO, FakeEngine
 from tests.openai_api.harness import CHAT, HI, events_of
@@ -64,6 +64,25 @@ def test_a_port_open_to_others_is_warned_of(
 ) -> None:
     with listen(ServerSettings(host=host, port=0)) as listener:
         kaminari.cli.serve._warn_of_strangers(listener, Console(stderr=True))
+    assert ("no API key" in capsys.readouterr().err) is warned
+
+
+def test_a_media_folder_that_is_none_stops_the_start() -> None:
+    with pytest.raises(CommandError, match="media folder nowhere/at/all is not a folder"):
+        serve(Settings(media=MediaSettings(folder="nowhere/at/all"), server=ServerSettings(port=0)))
+
+
+@pytest.mark.parametrize(("keys", "warned"), [([], True), (["k"], False)])
+def test_a_key_silences_the_warning(
+    keys: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise CommandError("enough")
+
+    monkeypatch.setattr(kaminari.cli.serve, "load_engine", fail)
+    monkeypatch.setattr("sse_starlette.sse.AppStatus.should_exit", False)
+    with pytest.raises(CommandError, match="enough"):
+        serve(Settings(server=ServerSettings(host="0.0.0.0", port=0, log_level="warning", api_keys=keys)))
     assert ("no API key" in capsys.readouterr().err) is warned
 
 

@@ -15,6 +15,7 @@ import anyio
 import httpx
 import pytest
 
+from kaminari.config import ServerSettings, Settings
 from kaminari.engine.events import Delta
 from kaminari.engine.stream import EventStream
 from kaminari.openai_api.lifecycle import Lifecycle
@@ -62,7 +63,7 @@ async def test_a_reader_that_takes_nothing_is_dropped() -> None:
         finally:
             closed.set()
 
-    response = StreamResponse(events(), stream, Lifecycle(grace=1), send_timeout=0.05)
+    response = StreamResponse(events(), stream, Lifecycle(grace=1), send_timeout=0.05, keep_alive=15)
     call = AsgiCall(response, b"")
 
     async def stuck(message: Any) -> None:
@@ -173,3 +174,12 @@ async def test_a_plain_uvicorn_that_stops_begins_the_shutdown(monkeypatch: pytes
     assert lifecycle.stopping
     text = b"".join(message.get("body", b"") for message in call.sent).decode()
     assert events_of(text)[-1]["error"]["code"] == "shutting_down"
+
+
+async def test_the_setting_says_how_often_a_silent_stream_gets_a_comment() -> None:
+    engine = FakeEngine(hello, pause=0.15)
+    app, _ = make_app(engine, Settings(server=ServerSettings(keep_alive="50ms")))
+    async with client_of(app) as client:
+        text = (await client.post(CHAT, content=ASK)).text
+    assert text.count(": keep-alive\n\n") >= 3
+    assert events_of(text)[-1]["choices"][0]["finish_reason"] == "stop"

@@ -43,7 +43,7 @@ class ChatRequest(Schema):
     min_p: float | None = None
     seed: int | None = None
     n: int = 1
-    stop: Annotated[list[str] | None, PlainValidator(_stop)] = None
+    stop: Annotated[list[str] | None, PlainValidator(_stop, json_schema_input_type=str | list[str])] = None
     ignore_eos: bool = False
 
     stream: bool = False

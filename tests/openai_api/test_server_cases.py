@@ -1,0 +1,91 @@
+"""The cases of the server that need an engine of their own, and that none of that kind is without a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kaminari.config import EngineSettings, ModelSettings, Settings
+from kaminari.engine.engine import Engine
+from kaminari.engine.loading import LoadedModel, load_model
+from tests.cases.loading import cases, resolve
+from tests.openai_api.harness import CHAT, client_of, error_of, make_app, until
+
+
+@contextmanager
+def broken_once(settings: Settings) -> Iterator[Engine]:
+    """An engine whose vision tower returns one row too few for its first picture only."""
+
+    def build() -> LoadedModel:
+        loaded = load_model(settings)
+        encode = loaded.model.encode_picture
+        seen: list[Any] = []
+
+        def short(picture: Any) -> Any:
+            rows = encode(picture)
+            seen.append(picture)
+            return replace(rows, embeddings=rows.embeddings[:-1]) if len(seen) == 1 else rows
+
+        loaded.model.encode_picture = short  # type: ignore[method-assign]
+        return loaded
+
+    with Engine(build, prefill_chunk=512, queue_size=16, stall_after=60) as engine:
+        yield engine
+
+
+async def test_srv_one_bad_kills() -> None:
+    settings = Settings(
+        model=ModelSettings(dtype="float32"), engine=EngineSettings(threads=1, slots=4, context=512)
+    )
+    parts = [
+        {"type": "image_url", "image_url": {"url": resolve("@file:digit_3.png")}},
+        {"type": "text", "text": "Read."},
+    ]
+    body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 4}
+    with broken_once(settings) as engine:
+        async with client_of(make_app(engine)[0]) as client:
+            answers = await asyncio.gather(*(client.post(CHAT, json=body) for _ in range(4)))
+            statuses = sorted(answer.status_code for answer in answers)
+            assert statuses == [200, 200, 200, 500]
+            (bad,) = [answer for answer in answers if answer.status_code == 500]
+            assert error_of(bad)["code"] == "internal_error"
+            good = [answer.json()["choices"][0]["message"] for answer in answers if answer is not bad]
+            again = (await client.post(CHAT, json=body)).json()["choices"][0]["message"]
+            assert good == [again] * 3
+            assert (await client.get("/health")).status_code == 200
+        await until(lambda: engine.status().free_slots == 4)
+
+
+async def test_srv_kv_livelock() -> None:
+    settings = Settings(
+        model=ModelSettings(dtype="float32"), engine=EngineSettings(threads=1, slots=1, context=512)
+    )
+
+    def body(words: int) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "word " * words}]
+        return {"messages": messages, "max_tokens": 300, "ignore_eos": True}
+
+    with Engine.load(settings) as engine:
+        async with client_of(make_app(engine)[0]) as client:
+            *fitting, never = await asyncio.wait_for(
+                asyncio.gather(*(client.post(CHAT, json=body(n)) for n in (80, 80, 80, 80, 2000))), 60
+            )
+        assert error_of(never)["code"] == "context_length_exceeded"
+        for answer in fitting:
+            assert answer.status_code == 200
+            usage = answer.json()["usage"]
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+            assert usage["prompt_tokens"] > 512 - 300
+            assert usage["completion_tokens"] == min(300, 512 - usage["prompt_tokens"])
+        await until(lambda: engine.status().free_slots == 1)
+
+
+def test_no_case_of_the_server_is_without_a_test() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
+    for one in cases():
+        if one.kind == "server" or one.id.startswith("img-fetch-"):
+            assert one.id in text or one.id.replace("-", "_") in text, one.id
