@@ -9,12 +9,19 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoModelForImageTextToText
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from kaminari.model.family import CheckpointError, VisionLanguageModel
-from kaminari.model.stages import LOGITS, FamilyStages, ReferenceModel, Stage
+from kaminari.model.family import VisionLanguageModel
+from kaminari.model.qwen_pictures import PictureFitter
+from kaminari.model.stages import (
+    LOGIT_ROWS,
+    LOGITS,
+    FamilyStages,
+    ReferenceModel,
+    Stage,
+    decoder_stages,
+    load_reference_model,
+)
 from kaminari.model.tokenizer import load_tokenizer
 
 
@@ -30,30 +37,28 @@ class _PictureProcessor(Qwen3VLProcessor):  # type: ignore[misc]
 
 
 class QwenReference(ReferenceModel):
+    """The reference of a Qwen checkpoint. Raises `CheckpointError` where it cannot be loaded."""
+
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        try:
-            self._processor = _PictureProcessor(
-                image_processor=Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True),
-                tokenizer=load_tokenizer(folder),
-                video_processor=None,
-            )
-            loaded = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"the reference cannot load {folder}: {reason}") from error
-        self.model = loaded.eval().requires_grad_(False)
+        self._processor = _PictureProcessor(
+            image_processor=PictureFitter.from_folder(folder).processor,
+            tokenizer=load_tokenizer(folder),
+            video_processor=None,
+        )
+        self.model = load_reference_model(folder, dtype)
         text = self.model.model.language_model
         self.rotary = text.rotary_emb
         self.stages = (
             *_tower(self.model.model.visual),
-            Stage("token embedding", text.embed_tokens, fed=False),
-            *(Stage(f"text layer {number}", layer) for number, layer in enumerate(text.layers)),
-            Stage("final norm", text.norm),
+            *decoder_stages(text.embed_tokens, text.layers, text.norm),
             Stage(LOGITS, self.model.lm_head),
         )
 
     def inputs(self, text: str, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         return dict(self._processor(text=[text], images=list(images) or None, return_tensors="pt"))
+
+    def run(self, inputs: dict[str, Tensor]) -> None:
+        self.model(**inputs, use_cache=False, logits_to_keep=LOGIT_ROWS)
 
     def patches(self, inputs: dict[str, Tensor]) -> Tensor | None:
         return inputs.get("pixel_values")
@@ -68,15 +73,13 @@ class QwenStages(FamilyStages):
         text = network.network.text
         return (
             *_tower(network.network.vision),
-            Stage("token embedding", text.embedding, fed=False),
-            *(Stage(f"text layer {number}", layer) for number, layer in enumerate(text.layers)),
-            Stage("final norm", text.norm),
+            *decoder_stages(text.embedding, text.layers, text.norm),
         )
 
 
 def _tower(tower: Any) -> Iterator[Stage]:
     """A tower's stages; a deepstack merger stands behind the layer whose rows it takes."""
-    yield Stage("patch embedding", tower.patch_embed)
+    yield Stage("patch embedding", tower.patch_embed, fed=False)
     taps = list(getattr(tower, "deepstack_visual_indexes", ()))
     for number, block in enumerate(tower.blocks):
         yield Stage(f"vision layer {number}", block)

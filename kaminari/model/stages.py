@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
 
 from kaminari.model.family import FAMILIES, CheckpointError, VisionLanguageModel, read_config
 
 LOGITS = "logits"
+LOGIT_ROWS = 16  # logits of the last tokens only: of a whole prompt they would outweigh all other stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Stage:
     On both sides the rows of all pictures, or of a prompt, come in the same order; how many calls bring
     them does not matter.
 
-    fed:  the first input has the same layout on both sides, so that the reference's may stand in for ours
+    fed:  its input is compared too, and the reference's may stand in for it; not so for what takes the
+          prompt itself, whose layout may differ
     """
 
     name: str
@@ -40,7 +43,7 @@ class ReferenceModel(ABC):
     """A checkpoint in `transformers`: its model with `generate`, its processor, and its stages.
 
     model:     called with `inputs(...)`
-    stages:    in order of computation, by the names that `FamilyStages.ours` uses, with `logits` as the last
+    stages:    in order of computation, by the names that `FamilyStages.ours` uses, the head last as `logits`
     rotary:    the text rotary, whose second argument is the positions [3, 1, T] or [1, T]
     """
 
@@ -51,6 +54,10 @@ class ReferenceModel(ABC):
     @abstractmethod
     def inputs(self, text: str, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """What `model` takes for a rendered prompt and its pictures, by the reference's own processor."""
+
+    def run(self, inputs: dict[str, Tensor]) -> None:
+        """Run a whole prompt; the head needs to see the last `LOGIT_ROWS` rows only."""
+        self.model(**inputs, use_cache=False)
 
     @abstractmethod
     def patches(self, inputs: dict[str, Tensor]) -> Tensor | None:
@@ -67,6 +74,25 @@ class FamilyStages(ABC):
     @abstractmethod
     def ours(self, model: VisionLanguageModel) -> Sequence[Stage]:
         """The stages of a loaded model, in order of computation, without `logits`, which is its `head`."""
+
+
+def load_reference_model(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of `transformers` on the CPU, ready to run. Raises `CheckpointError`."""
+    try:
+        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the reference cannot load {folder}: {reason}") from error
+    return model.eval().requires_grad_(False)
+
+
+def decoder_stages(embedding: nn.Module, layers: Iterable[nn.Module], norm: nn.Module) -> tuple[Stage, ...]:
+    """The stages of a text decoder, by their common names."""
+    return (
+        Stage("token embedding", embedding, fed=False),
+        *(Stage(f"text layer {number}", layer) for number, layer in enumerate(layers)),
+        Stage("final norm", norm),
+    )
 
 
 def find_stages(folder: Path) -> FamilyStages:

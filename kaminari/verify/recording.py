@@ -15,10 +15,17 @@ from kaminari.model.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """What a stage took and gave: rows [n, width] of its first input and of its output, on the CPU."""
+    """What a stage took and gave: rows [n, width] of its first input and of its output, on the CPU.
+
+    The input of a stage that is not fed is left out: it is empty.
+    """
 
     entering: Tensor
     output: Tensor
+
+    def last(self, rows: int) -> StageRecord:
+        """The record of the last rows alone, which keeps nothing else in memory."""
+        return StageRecord(self.entering[-rows:].clone(), self.output[-rows:].clone())
 
 
 @dataclass(slots=True)
@@ -37,6 +44,8 @@ class _Watched:
 
     def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the first input; give the module the fed rows instead where there are as many."""
+        if not self.stage.fed:
+            return None
         name = next(iter(kwargs), None)
         natural: Tensor = args[0] if args else kwargs[str(name)]
         rows = as_rows(natural)
@@ -54,7 +63,8 @@ class _Watched:
         self.output.append(as_rows(output))
 
     def record(self) -> StageRecord:
-        return StageRecord(torch.cat(self.entering), torch.cat(self.output))
+        entering = torch.cat(self.entering) if self.entering else torch.empty(0)
+        return StageRecord(entering, torch.cat(self.output))
 
 
 @contextmanager
@@ -67,10 +77,7 @@ def recorded(
            and the record notes its own nevertheless
     """
     feed = feed or {}
-    watched = [
-        _Watched(stage, feed[stage.name].entering if stage.fed and stage.name in feed else None)
-        for stage in stages
-    ]
+    watched = [_Watched(stage, feed[stage.name].entering if stage.name in feed else None) for stage in stages]
     records: dict[str, StageRecord] = {}
     with ExitStack() as hooks:
         for each in watched:
@@ -87,5 +94,4 @@ def as_rows(value: Any) -> Tensor:
     if isinstance(value, list | tuple):
         return torch.cat([as_rows(part) for part in value])
     tensor: Tensor = value.detach()
-    width = tensor.shape[-1] if tensor.is_floating_point() else 1
-    return tensor.reshape(-1, width).to("cpu", copy=True)
+    return tensor.reshape(-1, tensor.shape[-1]).to("cpu", copy=True)

@@ -14,13 +14,12 @@ from transformers import GenerationConfig
 
 from kaminari.engine.chat_template import ChatTemplate
 from kaminari.engine.picture_decoding import decode_picture
-from kaminari.model.stages import ReferenceModel, find_stages
+from kaminari.model.stages import LOGIT_ROWS, LOGITS, ReferenceModel, find_stages
 from kaminari.model.tokenizer import load_tokenizer
 from kaminari.verify.prompts import Prompt
 from kaminari.verify.recording import recorded
 from kaminari.verify.trace import Greedy, PromptTrace, Trace, checkpoint_digest
 
-LOGIT_ROWS = 16  # logits of the last tokens only: of a whole prompt they would outweigh all other stages
 MOST_PIXELS = 80_000_000
 NO_TOKEN = 2**31 - 1  # an id past every vocabulary: no token ends an answer early
 
@@ -68,16 +67,17 @@ def record_prompt(
     hook = reference.rotary.register_forward_pre_hook(lambda _, args: positions.append(args[1]))
     try:
         with torch.inference_mode(), recorded(reference.stages) as stages:
-            reference.model(**inputs, logits_to_keep=LOGIT_ROWS, use_cache=False)
+            reference.run(inputs)
     finally:
         hook.remove()
     length = inputs["input_ids"].shape[1]
+    stages[LOGITS] = stages[LOGITS].last(LOGIT_ROWS)
     return PromptTrace(
         prompt=prompt,
         token_ids=inputs["input_ids"][0].clone(),
         positions=positions[0].reshape(-1, length).expand(3, -1).clone(),
         patches=reference.patches(inputs),
-        stages=dict(stages),
+        stages=stages,
         greedy=_greedy(reference.model, inputs, tokens),
     )
 

@@ -92,7 +92,10 @@ def first(report: Report) -> tuple[str, str]:
     return fault.stage.stage, fault.where
 
 
-@pytest.mark.parametrize("variant", ["tied-grouped", "untied-wide", "qwen3_5", "qwen3_5-untied"])
+SOUND = ["tied-grouped", "untied-wide", "qwen3_5", "qwen3_5-untied", "minicpm_v", "minicpm_v-4x"]
+
+
+@pytest.mark.parametrize("variant", SOUND)
 def test_a_sound_model_passes_in_both_modes(variant: str, trace_of: TraceOf) -> None:
     report = trace_of(variant).held(modes=BOTH)
     assert report.first_fault is None
@@ -189,6 +192,62 @@ def test_faults_of_the_hybrid_decoder(plant: Callable[[Any], None], stage: str, 
     assert first(traced.held(model)) == (stage, "output")
 
 
+def flipped_windows(network: Any) -> None:
+    """The patches of each window in another order."""
+    merger = network.vision.tower.vit_merger
+    whole = merger.get_window_index
+
+    def get_window_index(*args: Any, **kwargs: Any) -> Any:
+        index, *rest = whole(*args, **kwargs)
+        return index.view(-1, 4).flip(1).flatten(), *rest
+
+    merger.get_window_index = get_window_index
+
+
+def exact_gelu_in_the_window_merger(network: Any) -> None:
+    network.vision.tower.vit_merger.act = nn.GELU()
+
+
+def window_residual_of_the_first_patch(network: Any) -> None:
+    """The residual of a window is its first patch and not the mean."""
+    merger = network.vision.tower.vit_merger
+    whole = merger.linear_2.forward
+    windows: list[Tensor] = []
+    merger.pre_norm.register_forward_pre_hook(lambda _, args: windows.append(args[0].unflatten(-1, (4, -1))))
+
+    def forward(hidden: Tensor) -> Tensor:
+        patches = windows.pop()
+        return whole(hidden) + patches[:, 0] - patches.mean(dim=1)
+
+    merger.linear_2.forward = forward
+
+
+def tanh_gelu_in_the_last_merger(network: Any) -> None:
+    network.vision.merger.mlp[0].act = nn.GELU(approximate="tanh")
+
+
+@pytest.mark.parametrize(
+    ("plant", "stage"),
+    [
+        (flipped_windows, "window merger"),
+        (exact_gelu_in_the_window_merger, "window merger"),
+        (window_residual_of_the_first_patch, "window merger"),
+        (tanh_gelu_in_the_last_merger, "vision rows"),
+    ],
+)
+def test_faults_of_the_sliced_tower(plant: Callable[[Any], None], stage: str, trace_of: TraceOf) -> None:
+    traced = trace_of("minicpm_v")
+    model: Any = load(traced.folder)
+    plant(model.network)
+    assert first(traced.held(model)) == (stage, "output")
+
+
+def test_without_the_window_merger_there_is_no_such_stage(trace_of: TraceOf) -> None:
+    for variant, present in (("minicpm_v", True), ("minicpm_v-4x", False)):
+        _, two, _ = trace_of(variant).trace.prompts
+        assert ("window merger" in two.stages) is present
+
+
 def altered(change: Callable[[PreparedPrompt], PreparedPrompt], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Replayer.prepare
     monkeypatch.setattr(Replayer, "prepare", lambda self, prompt: change(whole(self, prompt)))
@@ -229,7 +288,6 @@ def test_other_tokens_end_a_prompt_before_the_model_runs(
 def test_a_stage_that_one_side_lacks_is_a_fault(trace_of: TraceOf) -> None:
     traced = trace_of("tied-grouped")
     model: Any = load(traced.folder)
-    del model.network.vision.deepstack_visual_indexes  # only the description reads it by this name
     model.network.vision.deepstack_visual_indexes = [0]
     report = traced.held(model)
     missing = next(each for each in report.largest(Mode.ISOLATED) if each.stage == "deepstack 1")

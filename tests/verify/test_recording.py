@@ -71,6 +71,7 @@ def test_a_stage_that_may_not_be_fed_is_not() -> None:
     with recorded([Stage("double", DOUBLE, fed=False)], {"double": record(10)}) as seen:
         DOUBLE(ONE)
     assert torch.equal(seen["double"].output, torch.full((2, 3), 2.0))
+    assert not seen["double"].entering.numel()
 
 
 def test_no_hook_stays_behind_even_after_a_fault() -> None:
@@ -85,9 +86,12 @@ def test_no_hook_stays_behind_even_after_a_fault() -> None:
         assert not module._forward_pre_hooks
 
 
-def test_rows_of_lists_and_of_whole_numbers() -> None:
-    assert as_rows([torch.ones(1, 2, 3), torch.zeros(4, 3)]).shape == (6, 3)
-    assert as_rows(torch.tensor([[5, 6, 7]])).tolist() == [[5], [6], [7]]
+def test_rows_of_a_list_and_the_last_of_them() -> None:
+    rows = as_rows([torch.ones(1, 2, 3), torch.zeros(4, 3)])
+    assert rows.shape == (6, 3)
+    last = StageRecord(rows, 2 * rows).last(5)
+    assert torch.equal(last.entering, rows[1:])
+    assert torch.equal(last.output, 2 * rows[1:])
 
 
 def test_a_record_does_not_follow_what_happens_later() -> None:
