@@ -46,13 +46,8 @@ class QwenReference(ReferenceModel):
             video_processor=None,
         )
         self.model = load_reference_model(folder, dtype)
-        text = self.model.model.language_model
-        self.rotary = text.rotary_emb
-        self.stages = (
-            *_tower(self.model.model.visual),
-            *decoder_stages(text.embed_tokens, text.layers, text.norm),
-            Stage(LOGITS, self.model.lm_head),
-        )
+        self.rotary = self.model.model.language_model.rotary_emb
+        self.stages = reference_stages(self.model)
 
     def inputs(self, text: str, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         return dict(self._processor(text=[text], images=list(images) or None, return_tensors="pt"))
@@ -75,6 +70,16 @@ class QwenStages(FamilyStages):
             *_tower(network.network.vision),
             *decoder_stages(text.embedding, text.layers, text.norm),
         )
+
+
+def reference_stages(model: Any) -> tuple[Stage, ...]:
+    """The stages of a model of `transformers`."""
+    text = model.model.language_model
+    return (
+        *_tower(model.model.visual),
+        *decoder_stages(text.embed_tokens, text.layers, text.norm),
+        Stage(LOGITS, model.lm_head),
+    )
 
 
 def _tower(tower: Any) -> Iterator[Stage]:

@@ -8,7 +8,7 @@ own vision rows. Activations reach tens, and a mistake shows as a difference abo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import kaminari.verify.recording
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
+from kaminari.model.qwen_stages import QwenStages, reference_stages
+from kaminari.model.stages import Stage
 from tests.checkpoints import VARIANTS
 from tests.model.steps import load, make_picture, noise_picture
 from tests.reference import Reference
@@ -27,34 +30,27 @@ TEXT = "<|im_start|>user\nA <|vision_start|><|image_pad|><|vision_end|> and " + 
 )
 
 
+Records = dict[str, tuple[Tensor, Tensor]]
+
+
 @contextmanager
-def recorded(stages: dict[str, nn.Module]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Record (first input, output) of modules by stage name, one picture or prompt behind the other."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+def recorded(stages: dict[str, nn.Module]) -> Iterator[Records]:
+    """Record (first input, output) of modules by stage name, one picture or prompt behind the other.
 
-    def record(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            entering = args[0] if args else next(iter(kwargs.values()))
-            before, after = (t.reshape(-1, t.shape[-1]).clone() for t in (entering, output))
-            if name in seen:
-                before, after = torch.cat((seen[name][0], before)), torch.cat((seen[name][1], after))
-            seen[name] = (before, after)
-
-        return hook
-
-    hooks = [module.register_forward_hook(record(name), with_kwargs=True) for name, module in stages.items()]
-    try:
+    They are there once the `with` is left, in the order of the stages.
+    """
+    seen: dict[str, Any] = dict.fromkeys(stages)
+    with kaminari.verify.recording.recorded([Stage(*each) for each in stages.items()]) as records:
         yield seen
-    finally:
-        for handle in hooks:
-            handle.remove()
+    seen.update({name: (record.entering, record.output) for name, record in records.items()})
 
 
-def tower_stages(tower: Any) -> dict[str, nn.Module]:
-    stages = {"patch embedding": tower.patch_embed}
-    stages |= {f"vision layer {number}": block for number, block in enumerate(tower.blocks)}
-    stages |= {f"deepstack {number}": merger for number, merger in enumerate(tower.deepstack_merger_list)}
-    return stages | {"vision rows": tower.merger}
+def split(stages: Sequence[Stage]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """A family's stages as modules by name: the vision tower's, and the decoder's."""
+    names = [stage.name for stage in stages]
+    first = names.index("token embedding")
+    modules = [(stage.name, stage.module) for stage in stages]
+    return dict(modules[:first]), dict(modules[first:])
 
 
 def compare(ours: dict[str, Any], theirs: dict[str, Any], atol: float) -> None:
@@ -71,23 +67,21 @@ def test_every_stage_agrees_with_the_reference(
     variant: str, checkpoint: Callable[[str], Path], golden: Callable[[str], Reference]
 ) -> None:
     reference, model = golden(variant), load(checkpoint(variant))
+    our_tower, our_decoder = split(QwenStages().ours(model))
+    their_tower, their_decoder = split(reference_stages(reference.model))
     images = [noise_picture(1, 96, 128), noise_picture(2, 230, 70)]
     inputs = reference.inputs(TEXT, images)
     grids = inputs["image_grid_thw"].tolist()
 
-    their_text = reference.model.model.language_model
-    their_stages = {"token embedding": their_text.embed_tokens}
-    their_stages |= {f"text layer {number}": layer for number, layer in enumerate(their_text.layers)}
-    their_stages |= {"final norm": their_text.norm, "logits": reference.model.lm_head}
     with (
         torch.inference_mode(),
-        recorded(tower_stages(reference.model.model.visual)) as their_vision,
-        recorded(their_stages) as theirs,
+        recorded(their_tower) as their_vision,
+        recorded(their_decoder) as theirs,
     ):
         reference.model(**inputs)
 
     patches = inputs["pixel_values"].split([f * r * c for f, r, c in grids])
-    with recorded(tower_stages(model.network.vision)) as our_vision:
+    with recorded(our_tower) as our_vision:
         rows = [model.encode_picture(make_picture(*each)) for each in zip(patches, grids, strict=True)]
     # The interpolated positions enter between the patch embedding and the first layer, so inputs cover them.
     first = "patch embedding"
@@ -112,10 +106,6 @@ def test_every_stage_agrees_with_the_reference(
     tokens = inputs["input_ids"][0]
     length = len(tokens)
     index = (inputs["mm_token_type_ids"][0] == 1).nonzero()[:, 0]
-    text = model.network.text
-    our_stages = {"token embedding": text.embedding}
-    our_stages |= {f"text layer {number}": layer for number, layer in enumerate(text.layers)}
-    our_stages |= {"final norm": text.norm}
     for features, atol in (
         (FeatureRows(index, their_embeddings, their_deepstack), 2e-5),
         (FeatureRows(index, embeddings, deepstack), 2e-4),
@@ -130,7 +120,7 @@ def test_every_stage_agrees_with_the_reference(
             host=RowLengths((1,), (length,), (length,)),
             features=features,
         )
-        with recorded(our_stages) as ours:
+        with recorded(our_decoder) as ours:
             hidden = model.forward(batch, model.new_cache(2, length + 3))
         ours["token embedding"] = (theirs["token embedding"][0], ours["token embedding"][1])
         ours["logits"] = (hidden, model.head(hidden))
