@@ -12,7 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+import transformers
+from packaging.version import Version
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import MiniCPMV4_6ImageProcessorPil
@@ -21,6 +24,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 NEAR_TIE = 1e-4
+OLD_SLICES = Version(transformers.__version__) < Version("5.24")
 NO_TOKEN = 2**31 - 1  # an id past every vocabulary
 
 
@@ -78,7 +82,12 @@ class Greedy:
 
 
 def reference(folder: Path) -> Reference:
-    """Load the reference of a checkpoint folder."""
+    """Load the reference of a checkpoint folder.
+
+    Skips the test where the installed one cannot be trusted with slices.
+    """
+    if OLD_SLICES and _model_type(folder) == "minicpmv4_6":
+        pytest.skip("older references take all slices of a call to be as large as the first")
     processor_class, picture_class, video_processor = _PROCESSORS.get(_model_type(folder), _QWEN)
     processor = processor_class(
         image_processor=picture_class.from_pretrained(folder),

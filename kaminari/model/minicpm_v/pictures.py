@@ -6,6 +6,7 @@ own image processor; what is added here is the token budget and the letterbox mo
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,24 +111,31 @@ class SlicedFitter:
             plan = self._plan(height, width, 1, resolution)
             if self.count_tokens(plan.grids) <= max_tokens:
                 return plan
-        raise PictureError(f"a picture of {width} x {height} is too thin for {max_tokens} tokens")
+        raise PictureError(
+            f"a picture of {width} x {height} takes more than {max_tokens} tokens, however small it is made"
+        )
 
     def _plan(self, height: int, width: int, slices: int, resolution: int) -> SlicePlan:
         """The reference's choice of slices and sizes, in the order of its `_preprocess`."""
         rules, size = self.processor, (height, width)
         layout = rules.get_sliced_grid(size, slices, resolution) if rules.slice_mode else None
-        mode = {"downsample_mode": rules.downsample_mode}
         whole = rules.find_best_resize(
-            size, resolution, rules.patch_size, allow_upscale=layout is None, **mode
+            size, resolution, rules.patch_size, allow_upscale=layout is None, **self._mode
         )
         grids = [self._grid(*whole)]
         if layout is not None:
             rows, columns = layout
             refined = rules.get_refine_size(
-                size, layout, resolution, rules.patch_size, allow_upscale=True, **mode
+                size, layout, resolution, rules.patch_size, allow_upscale=True, **self._mode
             )
             grids += [self._grid(refined[0] // rows, refined[1] // columns)] * (rows * columns)
         return SlicePlan(slices, resolution, (0, 0) if layout is None else (rows, columns), tuple(grids))
+
+    @property
+    def _mode(self) -> dict[str, str]:
+        """Older versions of the reference round alike in both down-sampling modes and take no mode."""
+        takes = inspect.signature(self.processor.find_best_resize).parameters
+        return {"downsample_mode": self.processor.downsample_mode} if "downsample_mode" in takes else {}
 
     def _grid(self, height: int, width: int) -> Grid:
         return (1, height // self.processor.patch_size, width // self.processor.patch_size)

@@ -7,6 +7,7 @@ one slice at a time, so no picture or slice sees another.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -47,11 +48,20 @@ class SlicedVision(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Rows [N, hidden of the decoder] of all slices, one behind the other."""
-        sizes = torch.tensor([(rows, columns) for _, rows, columns in grids], device=patches.device)
-        output = self.tower(patches, target_sizes=sizes, use_vit_merger=self.windowed)
-        merged = self.merger(output.last_hidden_state, sizes // 2 if self.windowed else sizes)
-        return torch.cat(list(merged))
+        """Rows [N, hidden of the decoder] of all slices, one behind the other.
+
+        Slices of one size run together. Older versions of the reference's window merger take all slices of
+        a call to be as large as the first, which an overview beside its slices is not.
+        """
+        rows = []
+        start = 0
+        for (_, height, width), group in groupby(grids):
+            sizes = torch.tensor([(height, width)] * len(list(group)), device=patches.device)
+            stop = start + len(sizes) * height * width
+            output = self.tower(patches[start:stop], target_sizes=sizes, use_vit_merger=self.windowed)
+            rows += self.merger(output.last_hidden_state, sizes // 2 if self.windowed else sizes)
+            start = stop
+        return torch.cat(rows)
 
 
 def place_vision(vision: SlicedVision) -> dict[str, Placement]:
