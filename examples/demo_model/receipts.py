@@ -1,0 +1,125 @@
+"""A small receipt, 256 pixels wide and three to six lines long, and six things to ask about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from examples.demo_model import phrases, strings
+from examples.demo_model.asking import put
+from examples.demo_model.canvas import Canvas
+from examples.demo_model.fonts import Font
+from examples.demo_model.sample import Drawing, Sample, Turn
+from examples.demo_model.style import Style
+
+WIDTH = 256
+HEIGHTS = (128, 160, 192)
+MOST_ROWS = 6
+MOST_ITEMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a receipt says. Prices are as printed, such as `3.40`; `date` is None where none is printed."""
+
+    store: str
+    date: str | None
+    date_label: str
+    items: tuple[tuple[str, str], ...]
+    total_label: str
+    total: str
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """What stands on the left and on the right of each line, which may be nothing."""
+        date = () if self.date is None else ((self.date_label + self.date, ""),)
+        return ((self.store, ""), *date, *self.items, (self.total_label, self.total))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f"{left} {right}".rstrip() for left, right in self.rows)
+
+
+def write_receipt(rng: Random, style: Style, dated: bool) -> Receipt:
+    """Make up what a receipt says; its items have different names."""
+    known = style.familiar and rng.random() < 0.6
+    names: list[str] = []
+    count = rng.randint(1, MOST_ITEMS - dated)
+    while len(set(names)) < count:
+        names = [rng.choice(phrases.ITEMS) if known else style.word(rng).capitalize() for _ in range(count)]
+    prices = [rng.randint(50, 99_99 if style.free_totals else 19_99) for _ in names]
+    total = rng.randint(50, 999_99) if style.free_totals else sum(prices)
+    return Receipt(
+        store=_store(rng, style),
+        date=strings.date(rng) if dated else None,
+        date_label="Date: " if rng.random() < 0.3 else "",
+        items=tuple(zip(names, map(strings.money, prices), strict=True)),
+        total_label=rng.choice(("TOTAL", "TOTAL", "Total", "TOTAL:")),
+        total=strings.money(total),
+    )
+
+
+def _store(rng: Random, style: Style) -> str:
+    if style.familiar and rng.random() < 0.6:
+        return rng.choice(phrases.STORES)
+    return " ".join(style.word(rng).upper() for _ in range(rng.randint(1, 2)))
+
+
+def draw_receipt(rng: Random, style: Style, dated: bool) -> tuple[Receipt, Drawing]:
+    """Draw a receipt in one font, with prices in a column or behind the names, all of its ink inside."""
+    while True:
+        receipt = write_receipt(rng, style, dated)
+        font = Font(rng.choice(style.fonts), rng.choice(style.receipt_sizes))
+        height = rng.choice(HEIGHTS)
+        pitch = int(font.height * rng.uniform(1.0, 1.3))
+        inner = WIDTH - rng.randint(8, 20)
+        column = inner if rng.random() < 0.7 else None
+        gap = font.width(" ") * 1.5
+        widest = max(
+            font.width(left) + font.width(right) + (gap if right else 0) for left, right in receipt.rows
+        )
+        spare = height - pitch * len(receipt.rows) - 4
+        if widest <= inner and spare >= 0 and font.can_write(receipt.text):
+            break
+    canvas = Canvas(rng, WIDTH, height)
+    margin = rng.randint(3, min(8, WIDTH - inner))
+    top = 2 + rng.randint(0, min(spare, 28))
+    centred = rng.random() < 0.4
+    for left, right in receipt.rows:
+        indent = (inner - font.width(left)) / 2 if centred and not right else 0
+        canvas.write(margin + int(indent), top, left, font)
+        if right:
+            at = font.width(left) + gap if column is None else column - font.width(right)
+            canvas.write(margin + int(at), top, right, font)
+        top += pitch
+    return receipt, canvas.finish()
+
+
+def _ask_price(rng: Random, receipt: Receipt) -> Turn:
+    name, price = rng.choice(receipt.items)
+    question, _ = put(rng, phrases.PRICE)
+    return Turn(question.format(name if rng.random() < 0.5 else name.lower()), price)
+
+
+def _ask_json(rng: Random, receipt: Receipt) -> Turn:
+    answer = json.dumps({"total": receipt.total, "date": receipt.date}, ensure_ascii=False)
+    return Turn(put(rng, phrases.JSON)[0], answer)
+
+
+QUESTIONS: dict[str, Callable[[Random, Receipt], Turn]] = {
+    "receipt": lambda rng, receipt: Turn(put(rng, phrases.READ)[0], receipt.text),
+    "total": lambda rng, receipt: Turn(put(rng, phrases.TOTAL)[0], receipt.total),
+    "date": lambda rng, receipt: Turn(put(rng, phrases.DATE)[0], receipt.date or ""),
+    "store": lambda rng, receipt: Turn(put(rng, phrases.STORE)[0], receipt.store),
+    "price": _ask_price,
+    "json": _ask_json,
+}
+
+
+def receipt(rng: Random, style: Style, task: str) -> Sample:
+    """Ask one of `QUESTIONS` about a new receipt. Only a dated one is asked for its date."""
+    dated = task == "date" or rng.random() < 0.75
+    said, drawing = draw_receipt(rng, style, dated)
+    return Sample(task, style.name, (drawing,), (QUESTIONS[task](rng, said),))

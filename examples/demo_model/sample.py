@@ -1,0 +1,59 @@
+"""What the generator makes: pictures, the questions about them, and the answers that are right.
+
+Plain data; nothing here draws or asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PIL import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One piece of text as it stands in a picture.
+
+    box:    left, top, right, bottom of its ink, in pixels
+    edges:  [len(text) + 1] where each character begins and the last ends, in pixels from the left
+    """
+
+    text: str
+    box: tuple[float, float, float, float]
+    edges: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A picture and the text in it, in reading order."""
+
+    image: Image.Image
+    runs: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A conversation about pictures, which stand before its first question.
+
+    `style` names how the pictures were drawn. The last turn is the one that an evaluation asks; those before
+    it are its history.
+    """
+
+    task: str
+    style: str
+    drawings: tuple[Drawing, ...]
+    turns: tuple[Turn, ...]
+
+    @property
+    def question(self) -> str:
+        return self.turns[-1].question
+
+    @property
+    def answer(self) -> str:
+        return self.turns[-1].answer
