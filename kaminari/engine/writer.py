@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
+from kaminari.engine.constraints import Constraint
 from kaminari.engine.detokenizer import Detokenizer
 from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason
 from kaminari.engine.params import SamplingParams
@@ -16,6 +17,7 @@ class ChoiceWriter:
     max_tokens:  how many tokens the choice may have, already clamped to the context
     tokens:      how many it has
     reason:      why it is over, or None while it runs
+    constraint:  the grammar that it follows, if any; one that is finished ends the choice
     """
 
     def __init__(
@@ -25,10 +27,12 @@ class ChoiceWriter:
         params: SamplingParams,
         end_token_ids: AbstractSet[int],
         max_tokens: int,
+        constraint: Constraint | None = None,
     ) -> None:
         self.choice = choice
         self.tokens = 0
         self.reason: FinishReason | None = None
+        self.constraint = constraint
         self._max_tokens = max_tokens
         self._end_token_ids = frozenset() if params.ignore_eos else end_token_ids
         self._detokenizer = detokenizer
@@ -40,11 +44,13 @@ class ChoiceWriter:
             raise RuntimeError("a choice that is over takes no more tokens")
         self.tokens += 1
         stop = None
+        if self.constraint is not None:
+            self.constraint.accept(token)
         if token in self._end_token_ids:
             text, self.reason = "", FinishReason.STOP
         else:
             text, stop = self._stops.push(self._detokenizer.push(token))
-            if stop is not None:
+            if stop is not None or (self.constraint is not None and self.constraint.finished):
                 self.reason = FinishReason.STOP
             elif self.tokens >= self._max_tokens:
                 self.reason = FinishReason.LENGTH

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kaminari.engine.conversation import Conversation, Detail, Message, Part, PicturePart, Role, TextPart
 from kaminari.engine.errors import RequestError
 from kaminari.engine.params import SamplingParams
+from kaminari.openai_api.answer_format import to_answer_format
 from kaminari.openai_api.errors import invalid
 from kaminari.openai_api.media import Media, NotFetched
 from kaminari.openai_api.schemas.chat import ChatRequest
@@ -49,6 +50,7 @@ def to_conversation(request: ChatRequest, media: Media = NO_MEDIA) -> Conversati
         add_generation_prompt=not goes_on if answers is None else answers,
         continue_final_message=goes_on,
         template_kwargs=request.chat_template_kwargs,
+        answer_format=to_answer_format(request),
     )
 
 

@@ -133,8 +133,6 @@ NOT_YET: list[tuple[str, Any, list[Any]]] = [
     ("tool_choice", "required", ["none", "auto"]),
     ("functions", [{"name": "f"}], [[]]),
     ("function_call", {"name": "f"}, ["none", "auto"]),
-    ("response_format", {"type": "json_object"}, [{"type": "text"}]),
-    ("structured_outputs", {"regex": "a"}, []),
     ("logprobs", True, [False]),
     ("top_logprobs", 5, [0]),
     ("top_logprobs", False, []),
