@@ -101,6 +101,7 @@ class EngineLoop:
             self._end_token_ids,
             request.max_tokens,
             None if grammar is None else grammar.new(),
+            request.prompt.syntax,
         )
 
     def _run_work(self, work: WorkItem, news: News) -> None:

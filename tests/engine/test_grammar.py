@@ -228,17 +228,18 @@ def test_a_regex_that_grows_without_bound_ends_or_goes_on_but_never_hangs() -> N
     assert slowest < 0.5
 
 
-def test_a_tokenizer_that_the_library_cannot_read_is_a_checkpoint_error() -> None:
-    with pytest.raises(CheckpointError, match="grammar library"):
-        GrammarCompiler(_Broken(), {END})  # type: ignore[arg-type]
+def test_a_checkpoint_without_an_end_token_in_its_vocabulary_is_an_error() -> None:
+    with pytest.raises(CheckpointError, match="end token"):
+        GrammarCompiler(TOKENIZER, {VOCABULARY})
 
 
-class _Broken:
-    def get_vocab_size(self, with_added_tokens: bool) -> int:
-        return VOCABULARY
-
-    def to_str(self) -> str:
-        return "{}"
+def test_a_mask_is_all_that_is_legal_in_every_spelling() -> None:
+    """Text without an alternative may come in any tokens, and a shown added token is one of them."""
+    constraint = COMPILER.compile(ChoiceFormat(("<tool_call> the end",))).new()
+    single = TOKENIZER.token_to_id("<tool_call>")
+    assert {single, *ids("<")} <= allowed(constraint)
+    constraint.accept(single)
+    assert not constraint.failed
 
 
 def test_the_bytes_of_tokens_are_those_of_the_detokenizer() -> None:

@@ -13,8 +13,10 @@ from pydantic import Field, PlainValidator, model_validator
 from kaminari.openai_api.schemas.answer_format import AnyResponseFormat, StructuredOutputs
 from kaminari.openai_api.schemas.base import Ignored, Schema, not_supported, problem
 from kaminari.openai_api.schemas.messages import AnyMessage
+from kaminari.openai_api.schemas.tools import AnyChoice, FunctionTool
 
 MAX_MESSAGES = 8192
+MAX_TOOLS = 128
 
 
 def _stop(value: Any) -> list[str]:
@@ -49,6 +51,9 @@ class ChatRequest(Schema):
 
     response_format: AnyResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnyChoice | None = None
+    parallel_tool_calls: bool = True
 
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -67,12 +72,9 @@ class ChatRequest(Schema):
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    parallel_tool_calls: Ignored = None
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
 
-    tools: Annotated[Any, not_supported([])] = None
-    tool_choice: Annotated[Any, not_supported("none", "auto")] = None
     functions: Annotated[Any, not_supported([])] = None
     function_call: Annotated[Any, not_supported("none", "auto")] = None
     logprobs: Annotated[Any, not_supported(False)] = None
