@@ -16,6 +16,7 @@ from kaminari.engine.chat_template import ChatTemplate
 from kaminari.engine.conversation import Conversation, Detail, Message, PicturePart, TextPart
 from kaminari.engine.errors import ContextLengthExceeded, RequestError
 from kaminari.engine.grammar import GrammarCompiler
+from kaminari.engine.json_schema import check_size
 from kaminari.engine.parsing import AnswerSyntax
 from kaminari.engine.picture_decoding import decode_picture
 from kaminari.engine.prompt import PictureSpan, PreparedPrompt
@@ -99,6 +100,7 @@ class Frontend:
         messages = conversation.messages
         if not messages:
             raise RequestError("messages must hold at least one message", field="messages")
+        check_size(conversation.template_kwargs, "chat_template_kwargs")
         check_tools(conversation, self._format.call_format, self._template.mentions)
         if conversation.continue_final_message:
             if conversation.add_generation_prompt:

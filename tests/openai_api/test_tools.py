@@ -223,13 +223,19 @@ async def test_tools_that_cannot_be_offered_are_a_400(
     assert error_of(response)["param"] == param
 
 
-async def test_deep_parameters_are_refused_and_nothing_overflows(engine: Engine) -> None:
+@pytest.mark.parametrize("levels", [101, 900])
+async def test_deep_values_are_refused_and_nothing_overflows(engine: Engine, levels: int) -> None:
     deep: dict[str, Any] = {}
-    for _ in range(400):
-        deep = {"properties": {"a": deep}}
-    response = await post(engine, **function(parameters=deep))
-    assert response.status_code == 400
-    assert error_of(response)["param"] == "tools"
+    for _ in range(levels):
+        deep = {"a": deep}
+    for fields, param in [
+        (function(parameters=deep), "tools"),
+        ({"chat_template_kwargs": deep}, "chat_template_kwargs"),
+        ({"structured_outputs": {"json": deep}}, "structured_outputs.json"),
+    ]:
+        response = await post(engine, **fields)
+        assert response.status_code == 400
+        assert error_of(response)["param"] == param
 
 
 CALLS = AnswerSyntax(HermesCallFormat())
