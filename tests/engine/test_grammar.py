@@ -259,3 +259,14 @@ def test_forms_of_any_json_value_may_be_handed_over() -> None:
             COMPILER.compile(JsonFormat(schema))
         except RequestError as error:
             assert error.field == "response_format"  # noqa: PT017
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_mask_on_a_device_is_that_of_the_host() -> None:
+    rows = [COMPILER.compile(form).new() for form in (JsonFormat(PAIR), ChoiceFormat(("a", "b")))]
+    host = token_mask([rows[0], None, rows[1]], VOCABULARY + 5, CPU)
+    device = token_mask([rows[0], None, rows[1]], VOCABULARY + 5, torch.device("cuda", 0))
+    assert host is not None
+    assert device is not None
+    assert torch.equal(device.cpu(), host)
