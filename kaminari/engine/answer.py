@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kaminari.engine.errors import EngineFault
-from kaminari.engine.events import ChoiceFinished, Delta, Event, Failed, FinishReason, Timings, Usage
+from kaminari.engine.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
+from kaminari.engine.tools import ToolCall
 
 
 @dataclass(slots=True)
@@ -14,6 +26,8 @@ class Choice:
     """One answer. `reason` is None only while it is being written."""
 
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     stop: str | None = None
@@ -42,23 +56,35 @@ class AnswerBuilder:
 
     def add(self, event: Event) -> None:
         """Take one event. Raises `EngineFault` for `Failed`."""
-        if isinstance(event, Delta):
-            choice = self._choices.setdefault(event.choice, Choice())
-            choice.text += event.text
-            choice.token_ids += event.token_ids
-        elif isinstance(event, ChoiceFinished):
-            choice = self._choices.setdefault(event.choice, Choice())
-            choice.reason, choice.stop = event.reason, event.stop
-        elif isinstance(event, Failed):
-            raise EngineFault(event.message)
-        else:
-            self._end = (event.usage, event.timings)
+        match event:
+            case Failed():
+                raise EngineFault(event.message)
+            case Finished():
+                self._end = (event.usage, event.timings)
+            case _:
+                _add(event, self._choices.setdefault(event.choice, Choice()))
 
     def answer(self) -> Answer:
         """Return the whole answer. Raises `EngineFault` where the stream ended early (it was aborted)."""
         if self._end is None:
             raise EngineFault("the request was aborted")
         return Answer([self._choices[index] for index in sorted(self._choices)], *self._end)
+
+
+def _add(event: Delta | ReasoningDelta | ToolCallDelta | ChoiceFinished, choice: Choice) -> None:
+    match event:
+        case Delta():
+            choice.text += event.text
+            choice.token_ids += event.token_ids
+        case ReasoningDelta():
+            choice.reasoning += event.text
+        case ToolCallDelta(id=str(call_id), name=str(name)):
+            choice.tool_calls.append(ToolCall(call_id, name, event.arguments))
+        case ToolCallDelta():
+            call = choice.tool_calls[event.index]
+            choice.tool_calls[event.index] = replace(call, arguments=call.arguments + event.arguments)
+        case ChoiceFinished():
+            choice.reason, choice.stop = event.reason, event.stop
 
 
 def collect(events: Iterable[Event]) -> Answer:

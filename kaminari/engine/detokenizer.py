@@ -39,7 +39,7 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         vocabulary = Vocabulary(tokenizer)
-        steps = _decoder_steps(tokenizer)
+        steps = decoder_steps(tokenizer)
         kinds = [step["type"] for step in steps]
         self._make: Callable[[], Detokenizer]
         if kinds == ["ByteLevel"]:
@@ -120,7 +120,7 @@ class SegmentDetokenizer:
         if token is None:
             return ""
         self._pending.append(token_id)
-        if self._byte_fallback and _may_be_byte(token):
+        if self._byte_fallback and may_be_byte(token):
             return ""
         return self._decode()
 
@@ -168,12 +168,12 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
-def _may_be_byte(token: str) -> bool:
+def may_be_byte(token: str) -> bool:
     """Whether a token has the form of a byte, `<0xE4>`."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Return the settings of a tokenizer's decoder, a sequence unrolled; empty where it has none."""
     if tokenizer.decoder is None:
         return []

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kaminari.engine.constraints import Constraint
 from kaminari.engine.noise import uniform
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.sampler import sample
 from kaminari.engine.sampling_table import SamplingTable
 from kaminari.engine.scheduler import DecodeRow, EncodePicture, PrefillChunk
+from kaminari.engine.token_mask import token_mask
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
 
@@ -55,13 +57,15 @@ class Drawn:
 
 @dataclass(slots=True)
 class _RunnerJob:
-    """A prompt on the device: tokens [T], positions [3, T], and the rows of its pictures so far."""
+    """A prompt on the device: tokens [T], positions [3, T], what holds each choice, and the rows of its
+    pictures so far."""
 
     prompt: PreparedPrompt
     params: SamplingParams
     seed: int
     tokens: Tensor
     positions: Tensor
+    constraints: Sequence[Constraint | None]
     vision: dict[int, VisionRows] = field(default_factory=dict)
 
 
@@ -75,21 +79,29 @@ class Runner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
 
-    def add(self, job: int, prompt: PreparedPrompt, params: SamplingParams, seed: int) -> None:
-        """Bring a prompt to the device."""
+    def add(
+        self,
+        job: int,
+        prompt: PreparedPrompt,
+        params: SamplingParams,
+        seed: int,
+        constraints: Sequence[Constraint | None],
+    ) -> None:
+        """Bring a prompt to the device. `constraints` holds one of each choice, or None."""
         self._jobs[job] = _RunnerJob(
             prompt,
             params,
             seed,
             self._tensor(prompt.token_ids),
             torch.from_numpy(prompt.positions).to(self._device),
+            constraints,
         )
 
     def warm_up(self) -> None:
         """Run a prompt and a decode step once, so that the first request finds every kernel built."""
         job, slot = -1, 0
         prompt = PreparedPrompt((0, 0), np.tile(np.arange(2), (3, 1)), 0)
-        self.add(job, prompt, SamplingParams(temperature=1.0), seed=0)
+        self.add(job, prompt, SamplingParams(temperature=1.0), seed=0, constraints=[None])
         for drawn in (
             self.prefill(PrefillChunk(job, (slot,), 0, 2, last=True)),
             self.decode([DecodeRow(job, 0, slot, cached=2, index=1)]),
@@ -183,7 +195,10 @@ class Runner:
             keys = zip(rows, indices, strict=True)
             uniforms = [uniform(self._jobs[job].seed, choice, token) for (job, choice), token in keys]
             noise = torch.tensor(uniforms, dtype=torch.float64, device=self._device)
-        drawn = sample(logits, params, noise=noise)
+        # The device is still at the forward pass here: it never waits for a grammar.
+        constraints = [self._jobs[job].constraints[choice] for job, choice in rows]
+        mask = token_mask(constraints, self.model.vocab_size, self._device)
+        drawn = sample(logits, params, mask, noise)
         self._last_tokens.index_copy_(0, index, drawn.ids)
         return Drawn(rows, drawn.ids, drawn.finite)
 

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from kaminari.model.family import CheckpointError, PictureBudget, read_config
+from kaminari.model.calls import CallFormat
+from kaminari.model.family import CheckpointError, PictureBudget, ThinkTags, read_config
 from kaminari.model.picture import Picture
 from kaminari.model.prompt_tokens import control_token, end_token_ids
 from kaminari.model.qwen_pictures import PictureFitter
@@ -37,6 +38,8 @@ class PositionRules:
 class QwenPromptFormat:
     """`kaminari.model.family.PromptFormat` of Qwen's families; a family names its config and its rules."""
 
+    call_format: CallFormat | None = None
+    think_tags: ThinkTags | None = ThinkTags("<think>", "</think>")
     config_class: ClassVar[Any]
     rules_class: ClassVar[type[PositionRules]]
 

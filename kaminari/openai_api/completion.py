@@ -13,8 +13,18 @@ from typing import Any
 from uuid import uuid4
 
 from kaminari import __version__
-from kaminari.engine.answer import Answer
-from kaminari.engine.events import ChoiceFinished, Delta, Event, Finished, FinishReason, Timings, Usage
+from kaminari.engine.answer import Answer, Choice
+from kaminari.engine.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    Timings,
+    ToolCallDelta,
+    Usage,
+)
 from kaminari.engine.info import EngineInfo
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.openai_api.schemas.chat import ChatRequest
@@ -42,7 +52,7 @@ def usage_object(usage: Usage) -> Json:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "image_tokens": usage.image_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -84,13 +94,40 @@ class Envelope:
         }
 
 
+def message_object(choice: Choice) -> Json:
+    """What one choice says. Content is null where the model only called tools."""
+    content = None if choice.tool_calls and not choice.text else choice.text
+    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in choice.tool_calls
+        ]
+    return message
+
+
+def call_delta(event: ToolCallDelta) -> Json:
+    """News of one call: its id and name come once, with the first of them."""
+    call: Json = {"index": event.index, "function": {"arguments": event.arguments}}
+    if event.id is not None:
+        call = {"index": event.index, "id": event.id, "type": "function"}
+        call["function"] = {"name": event.name, "arguments": event.arguments}
+    return {"tool_calls": [call]}
+
+
 def completion_object(
     envelope: Envelope, request: ChatRequest, prompt: PreparedPrompt, answer: Answer
 ) -> Json:
     """The body of an answer that is not streamed."""
     choices: list[Json] = []
     for index, choice in enumerate(answer.choices):
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message = message_object(choice)
         formatted = {
             "index": index,
             "message": message,
@@ -144,6 +181,10 @@ class ChunkFormatter:
             self._unsent_ids[event.choice] += event.token_ids
             if event.text:
                 yield self._chunk([self._choice(event.choice, {"content": event.text})])
+        elif isinstance(event, ReasoningDelta):
+            yield self._chunk([self._choice(event.choice, {"reasoning_content": event.text})])
+        elif isinstance(event, ToolCallDelta):
+            yield self._chunk([self._choice(event.choice, call_delta(event))])
         elif isinstance(event, ChoiceFinished):
             self._open -= 1
             end = self._chunk([self._choice(event.choice, {}, event.reason)])

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
-from kaminari.model.family import CheckpointError, PictureBudget, read_config
+from kaminari.model.calls import CallFormat
+from kaminari.model.family import CheckpointError, PictureBudget, ThinkTags, read_config
 from kaminari.model.minicpm_v.checkpoint import read_minicpm_v_config
 from kaminari.model.minicpm_v.pictures import SlicedFitter
 from kaminari.model.picture import Picture
@@ -33,6 +34,9 @@ class PictureTags:
 
 class MiniCPMVPromptFormat:
     """`kaminari.model.family.PromptFormat` for MiniCPM-V checkpoints."""
+
+    call_format: CallFormat | None = None
+    think_tags: ThinkTags | None = ThinkTags("<think>", "</think>")
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
+from kaminari.model.calls import CallFormat
+from kaminari.model.qwen3_vl.calls import HermesCallFormat
 from kaminari.model.qwen_prompt import PositionRules, QwenPromptFormat
 
 
@@ -16,5 +18,6 @@ class Qwen3VLPositionRules(PositionRules):
 class Qwen3VLPromptFormat(QwenPromptFormat):
     """`kaminari.model.family.PromptFormat` for Qwen3-VL checkpoints."""
 
+    call_format: CallFormat | None = HermesCallFormat()
     config_class = Qwen3VLConfig
     rules_class = Qwen3VLPositionRules

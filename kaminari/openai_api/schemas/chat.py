@@ -10,10 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, model_validator
 
+from kaminari.openai_api.schemas.answer_format import AnyResponseFormat, StructuredOutputs
 from kaminari.openai_api.schemas.base import Ignored, Schema, not_supported, problem
 from kaminari.openai_api.schemas.messages import AnyMessage
+from kaminari.openai_api.schemas.tools import AnyChoice, FunctionTool
 
 MAX_MESSAGES = 8192
+MAX_TOOLS = 128
 
 
 def _stop(value: Any) -> list[str]:
@@ -46,6 +49,12 @@ class ChatRequest(Schema):
     stop: Annotated[list[str] | None, PlainValidator(_stop, json_schema_input_type=str | list[str])] = None
     ignore_eos: bool = False
 
+    response_format: AnyResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnyChoice | None = None
+    parallel_tool_calls: bool = True
+
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -63,16 +72,11 @@ class ChatRequest(Schema):
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    parallel_tool_calls: Ignored = None
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
 
-    tools: Annotated[Any, not_supported([])] = None
-    tool_choice: Annotated[Any, not_supported("none", "auto")] = None
     functions: Annotated[Any, not_supported([])] = None
     function_call: Annotated[Any, not_supported("none", "auto")] = None
-    response_format: Annotated[Any, not_supported({"type": "text"})] = None
-    structured_outputs: Annotated[Any, not_supported()] = None
     logprobs: Annotated[Any, not_supported(False)] = None
     top_logprobs: Annotated[Any, not_supported(0)] = None
     logit_bias: Annotated[Any, not_supported({})] = None
@@ -91,6 +95,8 @@ class ChatRequest(Schema):
     def _fits_together(self) -> ChatRequest:
         if self.stream_options is not None and not self.stream:
             raise problem("is allowed only where `stream` is true", at="stream_options")
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise problem("excludes `response_format`: send one of them", at="structured_outputs")
         if self.continue_final_message and self.add_generation_prompt:
             raise problem(
                 "cannot be true together with `add_generation_prompt`: the final message is either "
