@@ -6,17 +6,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kaminari.engine.errors import EngineFault
-from kaminari.engine.events import ChoiceFinished, Delta, Event, Failed, FinishReason, Timings, Usage
+from kaminari.engine.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Failed,
+    FinishReason,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 
 
 @dataclass(slots=True)
 class Choice:
-    """One answer. `reason` is None only while it is being written."""
+    """One answer. `reason` is None only while it is being written.
+
+    logprobs:  one for each of `token_ids` where the request asks for it, otherwise none
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     stop: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -46,6 +59,7 @@ class AnswerBuilder:
             choice = self._choices.setdefault(event.choice, Choice())
             choice.text += event.text
             choice.token_ids += event.token_ids
+            choice.logprobs += event.logprobs
         elif isinstance(event, ChoiceFinished):
             choice = self._choices.setdefault(event.choice, Choice())
             choice.reason, choice.stop = event.reason, event.stop

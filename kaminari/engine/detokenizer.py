@@ -39,7 +39,7 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         vocabulary = Vocabulary(tokenizer)
-        steps = _decoder_steps(tokenizer)
+        steps = decoder_steps(tokenizer)
         kinds = [step["type"] for step in steps]
         self._make: Callable[[], Detokenizer]
         if kinds == ["ByteLevel"]:
@@ -173,7 +173,7 @@ def _may_be_byte(token: str) -> bool:
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def _decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Return the settings of a tokenizer's decoder, a sequence unrolled; empty where it has none."""
     if tokenizer.decoder is None:
         return []

@@ -117,6 +117,7 @@ class Engine:
         tokens = len(prompt.token_ids)
         if tokens >= self.info.context:
             raise ContextLengthExceeded(tokens, self.info.context)
+        params.check_vocabulary(self.info.vocab_size)
         if params.n > self.info.choices:
             raise RequestError(f"n must be at most {self.info.choices}", field="n")
         room = self.info.context - tokens

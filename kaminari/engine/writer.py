@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from kaminari.engine.detokenizer import Detokenizer
-from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason
+from kaminari.engine.drawn import DrawnLogprobs
+from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason, LikelyToken, TokenLogprobs
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.stop_strings import StopMatcher
+from kaminari.engine.token_text import TokenText
 
 
 class ChoiceWriter:
@@ -25,31 +27,39 @@ class ChoiceWriter:
         params: SamplingParams,
         end_token_ids: AbstractSet[int],
         max_tokens: int,
+        token_text: TokenText,
     ) -> None:
         self.choice = choice
         self.tokens = 0
         self.reason: FinishReason | None = None
         self._max_tokens = max_tokens
-        self._end_token_ids = frozenset() if params.ignore_eos else end_token_ids
+        self._min_tokens = params.min_tokens
+        self._end_token_ids = params.ending(end_token_ids)
         self._detokenizer = detokenizer
         self._stops = StopMatcher(params.stop)
+        self._token_text = token_text
+        self._shown = False
 
-    def push(self, token: int) -> list[Event]:
+    def push(self, token: int, logprobs: DrawnLogprobs | None = None) -> list[Event]:
         """Take the next token. Returns its delta, and the end of the choice where this token ends it."""
         if self.reason is not None:
             raise RuntimeError("a choice that is over takes no more tokens")
         self.tokens += 1
         stop = None
+        named = () if logprobs is None else (self._named(token, logprobs),)
         if token in self._end_token_ids:
             text, self.reason = "", FinishReason.STOP
         else:
-            text, stop = self._stops.push(self._detokenizer.push(token))
+            text = self._detokenizer.push(token)
+            # What the least number of tokens says is shown as it comes: a stop string begins after it.
+            if self.tokens > self._min_tokens:
+                text, stop = self._stops.push(text)
             if stop is not None:
                 self.reason = FinishReason.STOP
             elif self.tokens >= self._max_tokens:
                 self.reason = FinishReason.LENGTH
         if self.reason is None:
-            return [Delta(self.choice, text, (token,))]
+            return [Delta(self.choice, text, (token,), named)]
         if stop is None:
             tail, stop = self._stops.push(self._detokenizer.flush())
             text += tail
@@ -57,4 +67,20 @@ class ChoiceWriter:
                 text += self._stops.flush()
             else:
                 self.reason = FinishReason.STOP
-        return [Delta(self.choice, text, (token,)), ChoiceFinished(self.choice, self.reason, stop)]
+        return [Delta(self.choice, text, (token,), named), ChoiceFinished(self.choice, self.reason, stop)]
+
+    def _named(self, token: int, logprobs: DrawnLogprobs) -> TokenLogprobs:
+        """The token and its rivals with what each would add to the text. A token that ends adds nothing."""
+        named = TokenLogprobs(
+            self._likely(token, logprobs.logprob),
+            tuple(self._likely(rival, logprob) for rival, logprob in logprobs.top),
+        )
+        self._shown = self._shown or bool(named.token.bytes)
+        return named
+
+    def _likely(self, token: int, logprob: float) -> LikelyToken:
+        added = self._token_text.bytes_of(token, first=not self._shown)
+        spelling = self._token_text.spelling(token)
+        if token in self._end_token_ids:
+            return LikelyToken(token, b"", spelling or added.decode("utf-8", "replace"), logprob)
+        return LikelyToken(token, added, spelling, logprob)

@@ -15,7 +15,8 @@ from kaminari.config import ServerSettings, Settings
 from kaminari.engine.errors import EngineUnavailable, QueueFull, RequestError
 from kaminari.openai_api import errors
 from kaminari.openai_api.boundary import Boundary
-from kaminari.openai_api.chat import ChatCompletions
+from kaminari.openai_api.chat import prepare_chat
+from kaminari.openai_api.generation import Generation
 from kaminari.openai_api.health import Health
 from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.media import Preparation
@@ -31,7 +32,8 @@ MOST_WORKERS = 8
 def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
     """Build the application around an engine that is there already or still loads (`Lifecycle.attach`)."""
     workers = Workers(_threads(settings), waiting=settings.engine.queue_size)
-    chat = ChatCompletions(lifecycle, Preparation(workers, settings), settings.server)
+    preparation = Preparation(workers, settings)
+    chat = Generation(prepare_chat, lifecycle, preparation, settings.server)
     models = Models(lifecycle)
     health = Health(lifecycle)
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from kaminari.engine.conversation import Conversation
+from kaminari.engine.events import Event
 from kaminari.engine.info import EngineInfo, EngineStatus
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.stream import EventStream
+
+
+class AnswerStream(Protocol):
+    """The events of one request."""
+
+    def abort(self) -> None:
+        """Stop the request. Safe at any time, and again."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
 
 
 class Engine(Protocol):

@@ -8,11 +8,13 @@ from tokenizers import Tokenizer
 from kaminari.engine.detokenizer import DetokenizerFactory
 from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason
 from kaminari.engine.params import SamplingParams
+from kaminari.engine.token_text import TokenText
 from kaminari.engine.writer import ChoiceWriter
 from tests.checkpoints import build_tokenizer
 
 TOKENIZER: Tokenizer = build_tokenizer()
 DETOKENIZERS = DetokenizerFactory(TOKENIZER)
+TEXT = TokenText(TOKENIZER)
 END = TOKENIZER.token_to_id("<|im_end|>")
 
 
@@ -23,7 +25,7 @@ def ids(text: str) -> list[int]:
 def write(
     tokens: list[int], params: SamplingParams, max_tokens: int = 1000
 ) -> tuple[str, list[Event], ChoiceWriter]:
-    writer = ChoiceWriter(0, DETOKENIZERS.new(), params, frozenset({END}), max_tokens)
+    writer = ChoiceWriter(0, DETOKENIZERS.new(), params, frozenset({END}), max_tokens, TEXT)
     events: list[Event] = []
     for token in tokens:
         events += writer.push(token)

@@ -24,6 +24,7 @@ INFO = EngineInfo(
     quantization="none",
     slots=4,
     context=128,
+    vocab_size=1000,
     choices=4,
     weight_bytes=1,
     cache_bytes=1,
