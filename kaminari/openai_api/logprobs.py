@@ -17,7 +17,7 @@ FLOOR = -9999.0
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> Json:
-    """The object of a chat choice. Joined over tokens, `bytes` are those of the content and of a stop string."""
+    """The object of a chat choice. Joined, `bytes` are the content, and what a stop string cut off."""
     content = [{**_entry(one.token), "top_logprobs": [_entry(rival) for rival in one.top]} for one in tokens]
     return {"content": content, "refusal": None}
 
