@@ -9,6 +9,8 @@ from typing import Any
 
 from PIL import Image
 
+from kaminari.engine.answer_format import AnswerFormat
+
 
 class Role(StrEnum):
     SYSTEM = "system"
@@ -59,12 +61,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns, and how the chat template renders them."""
+    """Turns, how the chat template renders them, and what form the answer must have (None: any)."""
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    answer_format: AnswerFormat | None = None
 
     @staticmethod
     def ask(text: str, *pictures: bytes | Image.Image) -> Conversation:

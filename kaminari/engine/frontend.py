@@ -15,6 +15,7 @@ from typing import Any
 from kaminari.engine.chat_template import ChatTemplate
 from kaminari.engine.conversation import Conversation, Detail, Message, PicturePart, Role, TextPart
 from kaminari.engine.errors import ContextLengthExceeded, RequestError
+from kaminari.engine.grammar import GrammarCompiler
 from kaminari.engine.picture_decoding import decode_picture
 from kaminari.engine.prompt import PictureSpan, PreparedPrompt
 from kaminari.engine.text_encoding import Control, Piece, TextEncoder
@@ -55,6 +56,7 @@ class Frontend:
         self._template = ChatTemplate(folder, reference)
         self._encoder = TextEncoder(reference)
         self._format = prompt_format
+        self._grammars = GrammarCompiler(self._encoder.tokenizer, prompt_format.end_token_ids)
         self._rules = rules
         self._context = context
         self.tokenizer = self._encoder.tokenizer
@@ -70,6 +72,8 @@ class Frontend:
         """Make a prompt of a conversation. Raises `RequestError` (with the field that is at fault)."""
         started = time.perf_counter()
         self._check(conversation)
+        form = conversation.answer_format
+        grammar = None if form is None else self._grammars.compile(form)
         pictures = self._pictures(conversation)
         pieces = self._pieces(conversation, len(pictures))
         token_ids, placeholder = self._expand(pieces, pictures)
@@ -83,6 +87,7 @@ class Frontend:
             pictures=tuple(pictures),
             spans=_spans(placeholder, pictures),
             preprocess_seconds=time.perf_counter() - started,
+            grammar=grammar,
         )
 
     def _check(self, conversation: Conversation) -> None:

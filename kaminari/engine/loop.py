@@ -24,6 +24,7 @@ log = logging.getLogger("kaminari.engine")
 
 FAULT = "the engine failed on this request"
 NOT_FINITE = "the model's output for this request was not finite"
+GRAMMAR_STUCK = "the grammar of this request became too complex, or allows no token to follow"
 
 News = dict[int, list[Event]]
 
@@ -51,18 +52,9 @@ class EngineLoop:
         """Take a request in. It runs once a slot is free for each of its choices."""
         self._requests[request.id] = request
         try:
-            request.writers = {
-                choice: ChoiceWriter(
-                    choice,
-                    self._detokenizers.new(),
-                    request.params,
-                    self._end_token_ids,
-                    request.max_tokens,
-                    self._token_text,
-                )
-                for choice in range(request.params.n)
-            }
-            self.runner.add(request.id, request.prompt, request.params, request.seed)
+            request.writers = {choice: self._writer(request, choice) for choice in range(request.params.n)}
+            constraints = [writer.constraint for writer in request.writers.values()]
+            self.runner.add(request.id, request.prompt, request.params, request.seed, constraints)
             self.scheduler.add(
                 Job(
                     request.id,
@@ -109,6 +101,18 @@ class EngineLoop:
             self._forget(request.id)
         request.stream.publish(events)
 
+    def _writer(self, request: Request, choice: int) -> ChoiceWriter:
+        grammar = request.prompt.grammar
+        return ChoiceWriter(
+            choice,
+            self._detokenizers.new(),
+            request.params,
+            self._end_token_ids,
+            request.max_tokens,
+            self._token_text,
+            None if grammar is None else grammar.new(),
+        )
+
     def _run_work(self, work: WorkItem, news: News) -> None:
         request = self._requests[work.job]
         began = time.monotonic()
@@ -138,7 +142,9 @@ class EngineLoop:
             if request is None or request.writers[row.choice].reason is not None:
                 continue
             if row.token is None:
-                self._fail([row.job], NOT_FINITE)
+                constraint = request.writers[row.choice].constraint
+                stuck = constraint is not None and constraint.failed
+                self._fail([row.job], GRAMMAR_STUCK if stuck else NOT_FINITE)
                 continue
             request.first_token = request.first_token or time.monotonic()
             writer = request.writers[row.choice]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kaminari.engine.constraints import Grammar
 from kaminari.model.picture import Picture
 
 TokenKey = int | tuple[bytes, int]
@@ -33,6 +34,7 @@ class PreparedPrompt:
     pictures:            in prompt order
     spans:               where their rows go, ascending, not overlapping
     preprocess_seconds:  time spent on decoding, resizing, templating and tokenizing
+    grammar:             what every choice must follow, or None
     """
 
     token_ids: tuple[int, ...]
@@ -41,6 +43,7 @@ class PreparedPrompt:
     pictures: tuple[Picture, ...] = ()
     spans: tuple[PictureSpan, ...] = ()
     preprocess_seconds: float = 0.0
+    grammar: Grammar | None = None
 
     @property
     def image_tokens(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kaminari.engine.constraints import Constraint
 from kaminari.engine.drawn import Drawn
 from kaminari.engine.logit_table import LogitRules, LogitTable
 from kaminari.engine.noise import uniform
@@ -22,6 +23,7 @@ from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.sampler import sample
 from kaminari.engine.sampling_table import SamplingTable
 from kaminari.engine.scheduler import DecodeRow, EncodePicture, PrefillChunk
+from kaminari.engine.token_mask import token_mask
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
 
@@ -32,8 +34,8 @@ class VisionRowsMismatch(Exception):
 
 @dataclass(slots=True)
 class _RunnerJob:
-    """A prompt on the device: tokens [T], positions [3, T], what is done to its logits, and the rows of its
-    pictures so far."""
+    """A prompt on the device: tokens [T], positions [3, T], what is done to its logits, what holds each
+    choice, and the rows of its pictures so far."""
 
     prompt: PreparedPrompt
     params: SamplingParams
@@ -41,6 +43,7 @@ class _RunnerJob:
     tokens: Tensor
     positions: Tensor
     rules: LogitRules
+    constraints: Sequence[Constraint | None]
     vision: dict[int, VisionRows] = field(default_factory=dict)
 
 
@@ -58,8 +61,15 @@ class Runner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
 
-    def add(self, job: int, prompt: PreparedPrompt, params: SamplingParams, seed: int) -> None:
-        """Bring a prompt to the device."""
+    def add(
+        self,
+        job: int,
+        prompt: PreparedPrompt,
+        params: SamplingParams,
+        seed: int,
+        constraints: Sequence[Constraint | None],
+    ) -> None:
+        """Bring a prompt to the device. `constraints` holds one of each choice, or None."""
         self._jobs[job] = _RunnerJob(
             prompt,
             params,
@@ -67,13 +77,14 @@ class Runner:
             self._tensor(prompt.token_ids),
             torch.from_numpy(prompt.positions).to(self._device),
             self._logits.bring(params, prompt.text_ids, params.ending(self._end_token_ids)),
+            constraints,
         )
 
     def warm_up(self) -> None:
         """Run a prompt and a decode step once, so that the first request finds every kernel built."""
         job, slot = -1, 0
         prompt = PreparedPrompt((0, 0), np.tile(np.arange(2), (3, 1)), 0)
-        self.add(job, prompt, SamplingParams(temperature=1.0), seed=0)
+        self.add(job, prompt, SamplingParams(temperature=1.0), seed=0, constraints=[None])
         for drawn in (
             self.prefill(PrefillChunk(job, (slot,), 0, 2, last=True)),
             self.decode([DecodeRow(job, 0, slot, cached=2, index=1)]),
@@ -170,14 +181,12 @@ class Runner:
             noise = torch.tensor(uniforms, dtype=torch.float64, device=self._device)
         tops = tuple(self._jobs[job].params.logprobs for job, _ in rows)
         asked = [top for top in tops if top is not None]
-        sampled = sample(
-            logits,
-            params,
-            noise=noise,
-            edits=self._logits.rows(slots, index, indices),
-            logprobs=bool(asked),
-            top=min(max(asked, default=0), self.model.vocab_size),
-        )
+        edits = self._logits.rows(slots, index, indices)
+        # The device is still at the forward pass here: it never waits for a grammar.
+        constraints = [self._jobs[job].constraints[choice] for job, choice in rows]
+        mask = token_mask(constraints, self.model.vocab_size, self._device)
+        top = min(max(asked, default=0), self.model.vocab_size)
+        sampled = sample(logits, params, mask, noise, edits, logprobs=bool(asked), top=top)
         self._logits.record(slots, index, sampled.ids)
         self._last_tokens.index_copy_(0, index, sampled.ids)
         return Drawn(rows, sampled, tops)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
+from kaminari.engine.constraints import Constraint
 from kaminari.engine.detokenizer import Detokenizer
 from kaminari.engine.drawn import DrawnLogprobs
 from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason, LikelyToken, TokenLogprobs
@@ -18,6 +19,7 @@ class ChoiceWriter:
     max_tokens:  how many tokens the choice may have, already clamped to the context
     tokens:      how many it has
     reason:      why it is over, or None while it runs
+    constraint:  the grammar that it follows, if any; one that is finished ends the choice
     """
 
     def __init__(
@@ -28,10 +30,12 @@ class ChoiceWriter:
         end_token_ids: AbstractSet[int],
         max_tokens: int,
         token_text: TokenText,
+        constraint: Constraint | None = None,
     ) -> None:
         self.choice = choice
         self.tokens = 0
         self.reason: FinishReason | None = None
+        self.constraint = constraint
         self._max_tokens = max_tokens
         self._min_tokens = params.min_tokens
         self._end_token_ids = params.ending(end_token_ids)
@@ -47,27 +51,30 @@ class ChoiceWriter:
         self.tokens += 1
         stop = None
         named = () if logprobs is None else (self._named(token, logprobs),)
+        if self.constraint is not None:
+            self.constraint.accept(token)
         if token in self._end_token_ids:
             text, self.reason = "", FinishReason.STOP
         else:
-            text = self._detokenizer.push(token)
-            # What the least number of tokens says is shown as it comes: a stop string begins after it.
-            if self.tokens > self._min_tokens:
-                text, stop = self._stops.push(text)
-            if stop is not None:
+            text, stop = self._watched(self._detokenizer.push(token))
+            if stop is not None or (self.constraint is not None and self.constraint.finished):
                 self.reason = FinishReason.STOP
             elif self.tokens >= self._max_tokens:
                 self.reason = FinishReason.LENGTH
         if self.reason is None:
             return [Delta(self.choice, text, (token,), named)]
         if stop is None:
-            tail, stop = self._stops.push(self._detokenizer.flush())
+            tail, stop = self._watched(self._detokenizer.flush())
             text += tail
             if stop is None:
                 text += self._stops.flush()
             else:
                 self.reason = FinishReason.STOP
         return [Delta(self.choice, text, (token,), named), ChoiceFinished(self.choice, self.reason, stop)]
+
+    def _watched(self, text: str) -> tuple[str, str | None]:
+        """Look for stop strings. None begins in what the least number of tokens says."""
+        return (text, None) if self.tokens <= self._min_tokens else self._stops.push(text)
 
     def _named(self, token: int, logprobs: DrawnLogprobs) -> TokenLogprobs:
         """The token and its rivals with what each would add to the text. A token that ends adds nothing."""

@@ -13,6 +13,7 @@ from kaminari.engine.conversation import Conversation, Detail, Message, Part, Pi
 from kaminari.engine.errors import RequestError
 from kaminari.engine.info import EngineInfo
 from kaminari.engine.params import SamplingParams
+from kaminari.openai_api.answer_format import to_answer_format
 from kaminari.openai_api.errors import invalid
 from kaminari.openai_api.media import Media, NotFetched
 from kaminari.openai_api.schemas.chat import ChatRequest
@@ -66,6 +67,7 @@ def to_conversation(request: ChatRequest, media: Media = NO_MEDIA) -> Conversati
         add_generation_prompt=not goes_on if answers is None else answers,
         continue_final_message=goes_on,
         template_kwargs=request.chat_template_kwargs,
+        answer_format=to_answer_format(request),
     )
 
 

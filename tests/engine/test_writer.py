@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
+from kaminari.engine.answer_format import ChoiceFormat
 from kaminari.engine.detokenizer import DetokenizerFactory
 from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason
+from kaminari.engine.grammar import GrammarCompiler
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.token_text import TokenText
 from kaminari.engine.writer import ChoiceWriter
@@ -80,3 +82,14 @@ def test_a_choice_that_is_over_takes_no_more_tokens() -> None:
     _, _, writer = write([END], SamplingParams())
     with pytest.raises(RuntimeError, match="over"):
         writer.push(END)
+
+
+def test_a_grammar_that_is_finished_ends_the_choice() -> None:
+    compiler = GrammarCompiler(TOKENIZER, {END})
+    constraint = compiler.compile(ChoiceFormat(("the end",))).new()
+    writer = ChoiceWriter(
+        0, DETOKENIZERS.new(), SamplingParams(ignore_eos=True), {END}, 1000, TEXT, constraint
+    )
+    *before, last = ids("the end")
+    assert all(len(writer.push(token)) == 1 for token in before)
+    assert writer.push(last)[-1] == ChoiceFinished(0, FinishReason.STOP)

@@ -168,8 +168,6 @@ NOT_YET: list[tuple[str, Any, list[Any]]] = [
     ("tool_choice", "required", ["none", "auto"]),
     ("functions", [{"name": "f"}], [[]]),
     ("function_call", {"name": "f"}, ["none", "auto"]),
-    ("response_format", {"type": "json_object"}, [{"type": "text"}]),
-    ("structured_outputs", {"regex": "a"}, []),
     ("modalities", ["text", "audio"], [["text"]]),
     ("audio", {"voice": "a"}, []),
     ("prediction", {"type": "content"}, []),

@@ -46,9 +46,10 @@ class Schema(BaseModel):
         if not isinstance(value, dict):
             raise problem("must be an object", code="invalid_type")
         given = {name: item for name, item in value.items() if item is not None}
+        known = [field.alias or name for name, field in cls.model_fields.items()]
         for name in given:
-            if name not in cls.model_fields:
-                raise unknown_field(name, cls.model_fields)
+            if name not in known:
+                raise unknown_field(name, known)
         return given
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from kaminari.engine.params import MAX_TOP_LOGPROBS
+from kaminari.openai_api.schemas.answer_format import AnyResponseFormat, StructuredOutputs
 from kaminari.openai_api.schemas.base import Ignored, not_supported, problem
 from kaminari.openai_api.schemas.generation import GenerationFields
 from kaminari.openai_api.schemas.messages import AnyMessage
@@ -23,6 +24,9 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+
+    response_format: AnyResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -43,8 +47,6 @@ class ChatRequest(GenerationFields):
     tool_choice: Annotated[Any, not_supported("none", "auto")] = None
     functions: Annotated[Any, not_supported([])] = None
     function_call: Annotated[Any, not_supported("none", "auto")] = None
-    response_format: Annotated[Any, not_supported({"type": "text"})] = None
-    structured_outputs: Annotated[Any, not_supported()] = None
     modalities: Annotated[Any, not_supported(["text"])] = None
     audio: Annotated[Any, not_supported()] = None
     prediction: Annotated[Any, not_supported()] = None
@@ -64,6 +66,8 @@ class ChatRequest(GenerationFields):
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise problem("is allowed only where `logprobs` is true", at="top_logprobs")
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise problem("excludes `response_format`: send one of them", at="structured_outputs")
         if self.continue_final_message and self.add_generation_prompt:
             raise problem(
                 "cannot be true together with `add_generation_prompt`: the final message is either "

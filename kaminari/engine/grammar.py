@@ -1,0 +1,120 @@
+"""Compiles what a request says of its answer's form into one grammar. Worker threads call it.
+
+Bounds: the size and depth of what is compiled, the library's fuel for lexer and parser, and a second of time.
+What is unsupported, unsatisfiable or past a bound is a `RequestError` that names the field. Nothing is
+loosened: a keyword that the library cannot enforce is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+from tokenizers import Tokenizer
+
+from kaminari.engine.answer_format import AnswerFormat, ChoiceFormat, GrammarFormat, JsonFormat, RegexFormat
+from kaminari.engine.constraints import Grammar
+from kaminari.engine.errors import RequestError
+from kaminari.engine.json_schema import prepare_schema
+from kaminari.model.family import CheckpointError
+
+MAX_SECONDS = 1.0
+MAX_TEXT = 64 * 1024
+MAX_BLANKS = 8
+MAX_REASON = 200
+Part = dict[str, Any]
+_JSON_OPTIONS = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": rf"[ \n]{{0,{MAX_BLANKS}}}",
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer. Safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer, end_token_ids: AbstractSet[int]) -> None:
+        """Read the vocabulary (a second for a large one). Raises `CheckpointError`."""
+        self._limits = LLParserLimits(verbose_errors=False)
+        vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+        try:
+            self._tokenizer = LLTokenizer(
+                tokenizer.to_str(),
+                n_vocab=vocabulary,
+                eos_token=sorted(token for token in end_token_ids if token < vocabulary),
+                slices=LLTokenizer.json_slices(),
+            )
+        except Exception as error:  # the library raises many kinds for what is one fault
+            raise CheckpointError(f"the grammar library cannot read the tokenizer: {error}") from error
+
+    def compile(self, form: AnswerFormat) -> Grammar:
+        """Return the grammar of an answer's form. Raises `RequestError` that names the form's field."""
+        return self._start([form_part(form)], form.field)
+
+    def _start(self, parts: Sequence[Part], field: str) -> Grammar:
+        began = time.monotonic()
+        matcher = LLMatcher(
+            self._tokenizer, json.dumps({"grammars": parts}), log_level=0, limits=self._limits
+        )
+        # The first mask finds what only shows once the grammar runs: no first token, or too many states.
+        allows = not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error()
+        if not allows:
+            raise RequestError(f"{field} cannot be enforced: {_reason(matcher)}", field=field)
+        if time.monotonic() - began > MAX_SECONDS:
+            raise RequestError(f"{field} takes too long to compile; make it simpler", field=field)
+        return Grammar(matcher)
+
+
+def form_part(form: AnswerFormat) -> Part:
+    """The form as one grammar of llguidance. Raises `RequestError`."""
+    match form:
+        case JsonFormat():
+            return {"json_schema": {**prepare_schema(form.schema, form.field), "x-guidance": _JSON_OPTIONS}}
+        case RegexFormat():
+            _check_text(form.pattern, form.field)
+            return _regex_part(form.pattern)
+        case ChoiceFormat():
+            if not form.choices:
+                raise RequestError(f"{form.field} must hold at least one string", field=form.field)
+            _check_text("|".join(form.choices), form.field)
+            return _regex_part("|".join(map(re.escape, form.choices)))
+        case GrammarFormat():
+            _check_text(form.grammar, form.field)
+            try:
+                return {"lark_grammar": any_to_lark(form.grammar)}
+            except Exception as error:  # the converter raises what its parsing ran into
+                raise RequestError(
+                    f"{form.field} is neither in Lark's nor in GBNF's notation", field=form.field
+                ) from error
+
+
+def _regex_part(pattern: str) -> Part:
+    parsed = json.loads(LLMatcher.grammar_from_regex(pattern))
+    return {"lark_grammar": parsed["grammars"][0]["lark_grammar"]}
+
+
+def _check_text(text: str, field: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise RequestError(f"{field} is too long: at most {MAX_TEXT} characters", field=field)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{field} is not valid Unicode: it has a lone surrogate", field=field) from error
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """The library's reason on one line, without the client's own text in quotes."""
+    lines: Sequence[str] = [line.strip() for line in str(matcher.get_error()).splitlines() if line.strip()]
+    if lines[:1] == ["NoExtensionBias"]:
+        return "no answer can satisfy it"
+    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    return (reason or (lines[0] if lines else "it allows no first token"))[:MAX_REASON]

@@ -1,0 +1,118 @@
+"""Schemas are judged before they are compiled: size, depth and whether any finite value satisfies them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kaminari.engine.errors import RequestError
+from kaminari.engine.json_schema import MAX_BYTES, MAX_DEPTH, check_size, prepare_schema
+
+CASES = json.loads((Path(__file__).parents[1] / "cases" / "files" / "schemas.json").read_text())
+
+
+def nested(levels: int) -> Any:
+    value: Any = "leaf"
+    for level in range(levels):
+        value = {"items": value} if level % 2 else [value]
+    return value
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (False, "no value satisfies"),
+    (CASES["cycle_no_base"], "no finite value"),
+    (CASES["cycle_required"], "no finite value"),
+    (CASES["deep_300"], "too deep"),
+    ({"items": nested(5000)}, "too deep"),
+    ({"enum": ["x" * (MAX_BYTES + 1)]}, "too large"),
+    ({"enum": [0] * (MAX_BYTES + 1)}, "too large"),
+    ({"const": float("nan")}, "not a JSON value"),
+    ({"$ref": "#"}, "no finite value"),
+    ({"allOf": [{"$ref": "#"}]}, "no finite value"),
+    ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "no finite value"),
+    ({"type": "array", "minItems": 2, "prefixItems": [{}], "items": {"$ref": "#"}}, "no finite value"),
+    ({"type": "array", "minItems": 1, "prefixItems": [{"$ref": "#"}]}, "no finite value"),
+    ({"oneOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#"}}}, "no finite value"),
+    (
+        {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/properties/a"}}},
+        "no finite value",
+    ),
+]
+
+ACCEPTED: list[Any] = [
+    True,
+    {},
+    CASES["tree_ok"],
+    CASES["receipt"],
+    CASES["laughs"],
+    {"type": "array", "items": {"$ref": "#"}},
+    {"type": "object", "properties": {"next": {"$ref": "#"}}},
+    {"type": ["object", "null"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+    {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["next"],
+    },
+    {"type": "array", "minItems": 1, "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}},
+    # malformed in ways that the grammar library reports
+    {"type": "object", "required": 5, "properties": []},
+    {"anyOf": 3, "allOf": {}, "prefixItems": 1, "minItems": "x", "$ref": 7},
+    {"$ref": "#/nowhere"},
+    {"$ref": "#/x-notes/a", "x-notes": {"a": {"type": "null"}}},
+]
+
+
+@pytest.mark.parametrize(("schema", "piece"), REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_be_enforced_is_refused_and_names_its_field(schema: Any, piece: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RequestError, match=piece) as refusal:
+        prepare_schema(schema, "a.b")
+    assert refusal.value.field == "a.b"
+    assert len(refusal.value.message) < 200
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("schema", ACCEPTED, ids=range(len(ACCEPTED)))
+def test_what_has_a_way_out_passes(schema: Any) -> None:
+    assert prepare_schema(schema, "f") == ({} if schema is True else schema)
+
+
+def test_depth_is_bounded_exactly() -> None:
+    check_size(nested(MAX_DEPTH - 1), "f")
+    with pytest.raises(RequestError, match="too deep"):
+        check_size(nested(MAX_DEPTH), "f")
+
+
+def test_formats_that_are_annotations_are_left_out_and_the_clients_schema_is_not_changed() -> None:
+    schema = {
+        "properties": {
+            "a": {"type": "string", "format": "password"},
+            "b": {"type": "string", "format": "date"},
+            "format": {"type": "string"},
+        },
+        "x-guidance": {"lenient": True},
+    }
+    before = json.dumps(schema)
+    prepared = prepare_schema(schema, "f")
+    assert prepared["properties"]["a"] == {"type": "string"}
+    assert prepared["properties"]["b"] == {"type": "string", "format": "date"}
+    assert prepared["properties"]["format"] == {"type": "string"}
+    assert "x-guidance" not in prepared
+    assert json.dumps(schema) == before
+
+
+def test_the_walk_is_linear_in_wide_schemas() -> None:
+    names = [f"p{index}" for index in range(4000)]
+    wide = {
+        "type": "object",
+        "required": names,
+        "properties": {name: {"$ref": "#/$defs/s"} for name in names},
+        "$defs": {"s": {"type": "null"}},
+    }
+    began = time.monotonic()
+    prepare_schema(wide, "f")
+    assert time.monotonic() - began < 1
