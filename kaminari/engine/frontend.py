@@ -18,7 +18,8 @@ from kaminari.engine.errors import ContextLengthExceeded, RequestError
 from kaminari.engine.grammar import GrammarCompiler
 from kaminari.engine.picture_decoding import decode_picture
 from kaminari.engine.prompt import PictureSpan, PreparedPrompt
-from kaminari.engine.text_encoding import Control, Piece, TextEncoder
+from kaminari.engine.text_encoding import Control, Piece, TextEncoder, require_unicode
+from kaminari.engine.text_prompts import TextPrompts
 from kaminari.model.family import CheckpointError, PictureBudget, PictureError, PromptFormat
 from kaminari.model.picture import Picture
 from kaminari.model.tokenizer import load_tokenizer
@@ -45,6 +46,7 @@ class Frontend:
 
     tokenizer:    decodes ids; reads control spellings as text
     special_ids:  ids of control tokens
+    texts:        makes prompts of plain text and of ids, without a template
     """
 
     def __init__(self, folder: Path, prompt_format: PromptFormat, rules: PictureRules, context: int) -> None:
@@ -61,6 +63,7 @@ class Frontend:
         self._context = context
         self.tokenizer = self._encoder.tokenizer
         self.special_ids = self._encoder.special_ids
+        self.texts = TextPrompts(self._encoder, prompt_format, context)
         marker_id = self.tokenizer.token_to_id(prompt_format.marker)
         if marker_id is None or marker_id not in self.special_ids:
             raise CheckpointError(
@@ -119,7 +122,7 @@ class Frontend:
             )
         parts = (part for message in messages for part in message.parts)
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
-        _require_unicode(text)
+        require_unicode(text, "messages")
         least = self._encoder.least_tokens(text, self._context)
         if least >= self._context:
             raise ContextLengthExceeded(least, self._context, at_least=True)
@@ -149,7 +152,7 @@ class Frontend:
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
         )
-        _require_unicode(rendered)
+        require_unicode(rendered, "messages")
         pieces = list(self._encoder.split(rendered))
         if not pieces:
             raise RequestError("the chat template makes an empty prompt of these messages", field="messages")
@@ -182,15 +185,6 @@ class Frontend:
             token_ids += ids
             placeholder += flags
         return token_ids, placeholder
-
-
-def _require_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            "the text is not valid Unicode: it has a lone surrogate", field="messages"
-        ) from error
 
 
 def _picture_parts(messages: Sequence[Message]) -> Iterator[tuple[str, PicturePart]]:

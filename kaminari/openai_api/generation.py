@@ -7,7 +7,7 @@ an answer is worded is the endpoint's own business.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -21,21 +21,18 @@ from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.openai_api import errors
 from kaminari.openai_api.batch import submit_all
-from kaminari.openai_api.body import check_content_type, read_body
 from kaminari.openai_api.boundary import request_id
 from kaminari.openai_api.completion import ChunkFormatter, Envelope, Wording, whole_answer
-from kaminari.openai_api.engine_protocol import AnswerStream, Engine
+from kaminari.openai_api.engine_protocol import AnswerStream
 from kaminari.openai_api.errors import ApiError
+from kaminari.openai_api.intake import Intake, Prepare
 from kaminari.openai_api.lifecycle import Lifecycle
-from kaminari.openai_api.media import Media, Preparation
 from kaminari.openai_api.racing import while_wanted
-from kaminari.openai_api.responses import JsonResponse
+from kaminari.openai_api.responses import CLIENT_CLOSED_REQUEST, JsonResponse
 from kaminari.openai_api.schemas.generation import GenerationFields
 from kaminari.openai_api.sse import DONE, StreamResponse, data
 
 log = logging.getLogger("kaminari.http")
-
-CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +45,20 @@ class PreparedRequest:
     wording: Wording
 
 
-Prepare = Callable[[bytes, Engine, Media], PreparedRequest]
-"""Makes a request of a body, on a worker thread. Raises `ApiError`, `RequestError` and `NotFetched`."""
-
-
 class Generation:
     """An endpoint that makes text."""
 
-    def __init__(
-        self, prepare: Prepare, lifecycle: Lifecycle, preparation: Preparation, settings: ServerSettings
-    ) -> None:
+    def __init__(self, prepare: Prepare[PreparedRequest], intake: Intake, settings: ServerSettings) -> None:
         self._prepare = prepare
-        self._lifecycle = lifecycle
-        self._preparation = preparation
-        self._max_body = int(settings.max_body)
+        self._intake = intake
+        self._lifecycle = intake.lifecycle
         self._send_timeout = settings.send_timeout.total_seconds()
         self._keep_alive = settings.keep_alive.total_seconds()
 
     async def handle(self, http: Request) -> Response:
         engine = self._lifecycle.require_engine()
-        check_content_type(http)
         try:
-            body = await read_body(http, self._max_body, self._send_timeout, self._lifecycle)
-            preparing = self._preparation.run(lambda media: self._prepare(body, engine, media))
-            prepared = await while_wanted(preparing, http, self._lifecycle)
+            prepared = await self._intake.take(http, engine, self._prepare)
             stream = submit_all(engine, prepared.prompts, prepared.params)
             envelope = Envelope.new(engine.info, prepared.wording.id_prefix)
             answer = AnswerWriter(prepared, envelope, stream, self._lifecycle, request_id(http.scope))

@@ -30,9 +30,8 @@ def _entry(token: LikelyToken) -> Json:
 class TextLogprobs:
     """The older form, four lists, with the place of each token in the text of one choice."""
 
-    def __init__(self, offset: int) -> None:
-        """`offset` is the number of characters before the first token."""
-        self._offset = offset
+    def __init__(self) -> None:
+        self._offset = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def of(self, tokens: Sequence[TokenLogprobs]) -> Json:
