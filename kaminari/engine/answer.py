@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kaminari.engine.errors import EngineFault
 from kaminari.engine.events import (
@@ -11,11 +11,15 @@ from kaminari.engine.events import (
     Delta,
     Event,
     Failed,
+    Finished,
     FinishReason,
+    ReasoningDelta,
     Timings,
     TokenLogprobs,
+    ToolCallDelta,
     Usage,
 )
+from kaminari.engine.tools import ToolCall
 
 
 @dataclass(slots=True)
@@ -26,6 +30,8 @@ class Choice:
     """
 
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     stop: str | None = None
@@ -55,24 +61,36 @@ class AnswerBuilder:
 
     def add(self, event: Event) -> None:
         """Take one event. Raises `EngineFault` for `Failed`."""
-        if isinstance(event, Delta):
-            choice = self._choices.setdefault(event.choice, Choice())
-            choice.text += event.text
-            choice.token_ids += event.token_ids
-            choice.logprobs += event.logprobs
-        elif isinstance(event, ChoiceFinished):
-            choice = self._choices.setdefault(event.choice, Choice())
-            choice.reason, choice.stop = event.reason, event.stop
-        elif isinstance(event, Failed):
-            raise EngineFault(event.message)
-        else:
-            self._end = (event.usage, event.timings)
+        match event:
+            case Failed():
+                raise EngineFault(event.message)
+            case Finished():
+                self._end = (event.usage, event.timings)
+            case _:
+                _add(event, self._choices.setdefault(event.choice, Choice()))
 
     def answer(self) -> Answer:
         """Return the whole answer. Raises `EngineFault` where the stream ended early (it was aborted)."""
         if self._end is None:
             raise EngineFault("the request was aborted")
         return Answer([self._choices[index] for index in sorted(self._choices)], *self._end)
+
+
+def _add(event: Delta | ReasoningDelta | ToolCallDelta | ChoiceFinished, choice: Choice) -> None:
+    match event:
+        case Delta():
+            choice.text += event.text
+            choice.token_ids += event.token_ids
+            choice.logprobs += event.logprobs
+        case ReasoningDelta():
+            choice.reasoning += event.text
+        case ToolCallDelta(id=str(call_id), name=str(name)):
+            choice.tool_calls.append(ToolCall(call_id, name, event.arguments))
+        case ToolCallDelta():
+            call = choice.tool_calls[event.index]
+            choice.tool_calls[event.index] = replace(call, arguments=call.arguments + event.arguments)
+        case ChoiceFinished():
+            choice.reason, choice.stop = event.reason, event.stop
 
 
 def collect(events: Iterable[Event]) -> Answer:

@@ -38,11 +38,16 @@ class ChatTemplate:
         except Exception:
             pass  # a template may refuse this trial, which only has to compile
 
+    def mentions(self, name: str) -> bool:
+        """Whether the template's own text has this name: one that it lacks is a thing it cannot show."""
+        return name in self._source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool,
         continue_final_message: bool,
     ) -> str:
@@ -56,6 +61,7 @@ class ChatTemplate:
             return self._render(
                 messages,
                 variables,
+                tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
@@ -74,7 +80,7 @@ class ChatTemplate:
             ) from error
 
     def _render(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], **options: bool
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], **options: Any
     ) -> str:
         return str(
             self._apply(list(messages), chat_template=self._source, tokenize=False, **options, **variables)

@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from kaminari.engine.answer_format import AnswerFormat
+from kaminari.engine.tools import Tool, ToolCall, ToolChoice, ToolUse
 
 
 class Role(StrEnum):
@@ -49,10 +50,16 @@ Part = TextPart | PicturePart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `parts` keeps the order of text and pictures exactly."""
+    """One turn. `parts` keeps the order of text and pictures exactly.
+
+    tool_calls:    what an assistant called, after its text
+    tool_call_id:  the call that a tool's turn is the result of
+    """
 
     role: Role
     parts: tuple[Part, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
     @staticmethod
     def text(role: Role | str, text: str) -> Message:
@@ -61,13 +68,25 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns, how the chat template renders them, and what form the answer must have (None: any)."""
+    """Turns, how the chat template renders them, and what the answer may be.
+
+    answer_format:        the form of its text; None: any
+    parallel_tool_calls:  False ends the answer with its first call
+    """
 
     messages: tuple[Message, ...]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     answer_format: AnswerFormat | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolUse.AUTO
+    parallel_tool_calls: bool = True
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is shown."""
+        return () if self.tool_choice is ToolUse.NONE else self.tools
 
     @staticmethod
     def ask(text: str, *pictures: bytes | Image.Image) -> Conversation:

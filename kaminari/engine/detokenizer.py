@@ -120,7 +120,7 @@ class SegmentDetokenizer:
         if token is None:
             return ""
         self._pending.append(token_id)
-        if self._byte_fallback and _may_be_byte(token):
+        if self._byte_fallback and may_be_byte(token):
             return ""
         return self._decode()
 
@@ -168,7 +168,7 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
-def _may_be_byte(token: str) -> bool:
+def may_be_byte(token: str) -> bool:
     """Whether a token has the form of a byte, `<0xE4>`."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 

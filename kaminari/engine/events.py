@@ -1,7 +1,8 @@
 """What the engine says of a request while it runs: neutral words that any API can format.
 
-A stream of n choices yields `Delta` events in any order of choices, one `ChoiceFinished` per choice, and
-then `Finished`. A fault yields one `Failed` instead of all that is still missing, and nothing after it.
+A stream of n choices yields deltas (of text, reasoning and tool calls) in any order of choices, one
+`ChoiceFinished` per choice, and then `Finished`. A fault yields one `Failed` instead of all that is still
+missing, and nothing after it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
     ABORT = "abort"
 
 
@@ -22,6 +24,7 @@ class Usage:
     completion_tokens: int
     image_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,29 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """New text of what one choice thinks before it answers."""
+
+    choice: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """News of a call that one choice makes: first its id and its name, then pieces of its arguments.
+
+    index:      0 for the choice's first call
+    arguments:  JSON text; the pieces join to the whole
+    """
+
+    choice: int
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceFinished:
     """One choice is done. `stop` is the stop string that ended it, if one did."""
 
@@ -97,4 +123,4 @@ class Failed:
     message: str
 
 
-Event = Delta | ChoiceFinished | Finished | Failed
+Event = Delta | ReasoningDelta | ToolCallDelta | ChoiceFinished | Finished | Failed

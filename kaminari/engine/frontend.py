@@ -7,19 +7,24 @@ here and raised as a `RequestError` before anything is queued. Nothing is cut, d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from kaminari.engine.answer_grammar import answer_grammar
 from kaminari.engine.chat_template import ChatTemplate
-from kaminari.engine.conversation import Conversation, Detail, Message, PicturePart, Role, TextPart
+from kaminari.engine.conversation import Conversation, Detail, Message, PicturePart, TextPart
 from kaminari.engine.errors import ContextLengthExceeded, RequestError
 from kaminari.engine.grammar import GrammarCompiler
+from kaminari.engine.json_schema import check_size
+from kaminari.engine.parsing import AnswerSyntax
 from kaminari.engine.picture_decoding import decode_picture
 from kaminari.engine.prompt import PictureSpan, PreparedPrompt
+from kaminari.engine.template_messages import has_picture, template_message
 from kaminari.engine.text_encoding import Control, Piece, TextEncoder, require_unicode
 from kaminari.engine.text_prompts import TextPrompts
+from kaminari.engine.tool_checks import check_tools, tool_text
+from kaminari.engine.tools import NamedTool
 from kaminari.model.family import CheckpointError, PictureBudget, PictureError, PromptFormat
 from kaminari.model.picture import Picture
 from kaminari.model.tokenizer import load_tokenizer
@@ -75,10 +80,11 @@ class Frontend:
         """Make a prompt of a conversation. Raises `RequestError` (with the field that is at fault)."""
         started = time.perf_counter()
         self._check(conversation)
-        form = conversation.answer_format
-        grammar = None if form is None else self._grammars.compile(form)
         pictures = self._pictures(conversation)
-        pieces = self._pieces(conversation, len(pictures))
+        rendered = self._render(conversation)
+        syntax = self._syntax(conversation, rendered)
+        grammar = answer_grammar(conversation, syntax, self._grammars)
+        pieces = self._pieces(conversation, rendered, len(pictures))
         token_ids, placeholder = self._expand(pieces, pictures)
         if len(token_ids) >= self._context:
             raise ContextLengthExceeded(len(token_ids), self._context)
@@ -91,6 +97,7 @@ class Frontend:
             spans=_spans(placeholder, pictures),
             preprocess_seconds=time.perf_counter() - started,
             grammar=grammar,
+            syntax=syntax,
         )
 
     def _check(self, conversation: Conversation) -> None:
@@ -98,6 +105,8 @@ class Frontend:
         messages = conversation.messages
         if not messages:
             raise RequestError("messages must hold at least one message", field="messages")
+        check_size(conversation.template_kwargs, "chat_template_kwargs", MAX_KWARGS_DEPTH)
+        check_tools(conversation, self._format.call_format, self._template.mentions)
         if conversation.continue_final_message:
             if conversation.add_generation_prompt:
                 raise RequestError(
@@ -115,13 +124,8 @@ class Frontend:
                 f"a request may hold at most {self._rules.max_count} pictures, this one has {count}",
                 field="messages",
             )
-        if _deeper(conversation.template_kwargs, MAX_KWARGS_DEPTH):
-            raise RequestError(
-                f"chat_template_kwargs may be nested at most {MAX_KWARGS_DEPTH} deep",
-                field="chat_template_kwargs",
-            )
         parts = (part for message in messages for part in message.parts)
-        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        text = "".join(part.text for part in parts if isinstance(part, TextPart)) + tool_text(conversation)
         require_unicode(text, "messages")
         least = self._encoder.least_tokens(text, self._context)
         if least >= self._context:
@@ -143,22 +147,43 @@ class Frontend:
                 raise ContextLengthExceeded(tokens, self._context, at_least=True)
         return pictures
 
-    def _pieces(self, conversation: Conversation, pictures: int) -> list[Piece]:
-        """Render, and cut at the control tokens; there is one marker per picture."""
+    def _render(self, conversation: Conversation) -> str:
+        """The conversation through the chat template; what people wrote in it is escaped."""
         escape = self._encoder.escape
-        rendered = self._template.render(
-            [_template_message(message, escape.escape) for message in conversation.messages],
+        tools = [tool.definition for tool in conversation.offered_tools]
+        return self._template.render(
+            [template_message(message, escape) for message in conversation.messages],
             escape.escape_all(conversation.template_kwargs),
+            tools=escape.escape_all(tools),
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
         )
+
+    def _syntax(self, conversation: Conversation, rendered: str) -> AnswerSyntax:
+        """How the answers are to be read: which of calls and reasoning there may be."""
+        tags = self._format.think_tags
+        if tags is not None and not self._template.mentions(tags.open):
+            tags = None
+        end = rendered.rstrip()
+        if tags is not None and end.endswith(tags.close):
+            tags = None
+        return AnswerSyntax(
+            calls=self._format.call_format if conversation.offered_tools else None,
+            single_call=not conversation.parallel_tool_calls
+            or isinstance(conversation.tool_choice, NamedTool),
+            think=tags,
+            thinking=tags is not None and end.endswith(tags.open),
+        )
+
+    def _pieces(self, conversation: Conversation, rendered: str, pictures: int) -> list[Piece]:
+        """Cut a rendered prompt at the control tokens; there is one marker per picture."""
         require_unicode(rendered, "messages")
         pieces = list(self._encoder.split(rendered))
         if not pieces:
             raise RequestError("the chat template makes an empty prompt of these messages", field="messages")
         markers = pieces.count(self._marker)
         if markers != pictures:
-            roles = sorted({message.role.value for message in conversation.messages if _has_picture(message)})
+            roles = sorted({message.role.value for message in conversation.messages if has_picture(message)})
             raise RequestError(
                 f"this model's chat template writes {markers} picture markers for {pictures} pictures in "
                 f"{' and '.join(roles) or 'these'} messages; put pictures in user messages",
@@ -194,23 +219,6 @@ def _picture_parts(messages: Sequence[Message]) -> Iterator[tuple[str, PicturePa
                 yield part.field or f"messages[{place}].content[{index}]", part
 
 
-def _has_picture(message: Message) -> bool:
-    return any(isinstance(part, PicturePart) for part in message.parts)
-
-
-def _template_message(message: Message, escape: Callable[[str], str]) -> dict[str, Any]:
-    """The form that chat templates read: text alone as a string, text and pictures as a list in order."""
-    role = Role(message.role).value
-    if not _has_picture(message):
-        text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
-        return {"role": role, "content": escape(text)}
-    content = [
-        {"type": "text", "text": escape(part.text)} if isinstance(part, TextPart) else {"type": "image"}
-        for part in message.parts
-    ]
-    return {"role": role, "content": content}
-
-
 def _spans(placeholder: Sequence[bool], pictures: Sequence[Picture]) -> tuple[PictureSpan, ...]:
     """Runs of placeholders, cut where a picture's rows end."""
     spans: list[PictureSpan] = []
@@ -225,12 +233,3 @@ def _spans(placeholder: Sequence[bool], pictures: Sequence[Picture]) -> tuple[Pi
         if flag and start is None:
             start = index
     return tuple(spans)
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and mappings in a value are nested more than `levels` deep."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, list | tuple):
-        return False
-    return levels == 0 or any(_deeper(item, levels - 1) for item in value)

@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 from tokenizers import Tokenizer
 
 from kaminari.engine.answer_format import AnswerFormat, ChoiceFormat, GrammarFormat, JsonFormat, RegexFormat
 from kaminari.engine.constraints import Grammar
 from kaminari.engine.errors import RequestError
-from kaminari.engine.json_schema import prepare_schema
+from kaminari.engine.json_schema import Schema, prepare_schema
+from kaminari.engine.token_table import token_table
 from kaminari.model.family import CheckpointError
 
 MAX_SECONDS = 1.0
@@ -29,6 +30,12 @@ MAX_TEXT = 64 * 1024
 MAX_BLANKS = 8
 MAX_REASON = 200
 Part = dict[str, Any]
+"""One grammar in llguidance's form, with the `name` by which rules refer to it."""
+
+# A mask says what is legal and no more: without this, text that has no alternative may come in one spelling
+# of tokens only.
+_PLAIN_MASKS = '%llguidance {"no_forcing": true}'
+
 _JSON_OPTIONS = {
     "whitespace_flexible": True,
     "whitespace_pattern": rf"[ \n]{{0,{MAX_BLANKS}}}",
@@ -45,12 +52,12 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, end_token_ids: AbstractSet[int]) -> None:
         """Read the vocabulary (a second for a large one). Raises `CheckpointError`."""
         self._limits = LLParserLimits(verbose_errors=False)
-        vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+        vocabulary = _Vocabulary(tokenizer, end_token_ids)
         try:
             self._tokenizer = LLTokenizer(
-                tokenizer.to_str(),
-                n_vocab=vocabulary,
-                eos_token=sorted(token for token in end_token_ids if token < vocabulary),
+                TokenizerWrapper(vocabulary),
+                n_vocab=len(vocabulary.tokens),
+                eos_token=vocabulary.ends,
                 slices=LLTokenizer.json_slices(),
             )
         except Exception as error:  # the library raises many kinds for what is one fault
@@ -58,12 +65,14 @@ class GrammarCompiler:
 
     def compile(self, form: AnswerFormat) -> Grammar:
         """Return the grammar of an answer's form. Raises `RequestError` that names the form's field."""
-        return self._start([form_part(form)], form.field)
+        return self.compile_rules(["start: @form"], [{"name": "form", **form_part(form)}], form.field)
 
-    def _start(self, parts: Sequence[Part], field: str) -> Grammar:
+    def compile_rules(self, rules: Sequence[str], parts: Sequence[Part], field: str) -> Grammar:
+        """Return the grammar of `start` among Lark rules, which name the parts. Raises `RequestError`."""
         began = time.monotonic()
+        start = {"lark_grammar": "\n".join([_PLAIN_MASKS, *rules, ""])}
         matcher = LLMatcher(
-            self._tokenizer, json.dumps({"grammars": parts}), log_level=0, limits=self._limits
+            self._tokenizer, json.dumps({"grammars": [start, *parts]}), log_level=0, limits=self._limits
         )
         # The first mask finds what only shows once the grammar runs: no first token, or too many states.
         allows = not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error()
@@ -74,11 +83,33 @@ class GrammarCompiler:
         return Grammar(matcher)
 
 
+class _Vocabulary:
+    """A tokenizer as llguidance reads one. Which added tokens are text is our table's to say: the library
+    takes all that look like `<tool_call>` for control tokens.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, end_token_ids: AbstractSet[int]) -> None:
+        table = token_table(tokenizer)
+        self.ends = sorted(token for token in end_token_ids if token < len(table))
+        if not self.ends:
+            raise CheckpointError("no end token is in the vocabulary of the tokenizer")
+        self.eos_token_id = self.ends[0]
+        self.special_token_ids = [token for token, text in enumerate(table) if not text]
+        self.tokens = [text or f"<|{token}|>".encode() for token, text in enumerate(table)]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
 def form_part(form: AnswerFormat) -> Part:
     """The form as one grammar of llguidance. Raises `RequestError`."""
     match form:
         case JsonFormat():
-            return {"json_schema": {**prepare_schema(form.schema, form.field), "x-guidance": _JSON_OPTIONS}}
+            return json_part(form.schema, form.field)
         case RegexFormat():
             _check_text(form.pattern, form.field)
             return _regex_part(form.pattern)
@@ -95,6 +126,11 @@ def form_part(form: AnswerFormat) -> Part:
                 raise RequestError(
                     f"{form.field} is neither in Lark's nor in GBNF's notation", field=form.field
                 ) from error
+
+
+def json_part(schema: Schema, field: str) -> Part:
+    """The values of a schema as one grammar. Raises `RequestError`."""
+    return {"json_schema": {**prepare_schema(schema, field), "x-guidance": _JSON_OPTIONS}}
 
 
 def _regex_part(pattern: str) -> Part:

@@ -111,6 +111,7 @@ class EngineLoop:
             request.max_tokens,
             self._token_text,
             None if grammar is None else grammar.new(),
+            request.prompt.syntax,
         )
 
     def _run_work(self, work: WorkItem, news: News) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kaminari.engine.constraints import Grammar
+from kaminari.engine.parsing import PLAIN, AnswerSyntax
 from kaminari.model.picture import Picture
 
 TokenKey = int | tuple[bytes, int]
@@ -35,6 +36,7 @@ class PreparedPrompt:
     spans:               where their rows go, ascending, not overlapping
     preprocess_seconds:  time spent on decoding, resizing, templating and tokenizing
     grammar:             what every choice must follow, or None
+    syntax:              how to read the answers
     """
 
     token_ids: tuple[int, ...]
@@ -44,6 +46,7 @@ class PreparedPrompt:
     spans: tuple[PictureSpan, ...] = ()
     preprocess_seconds: float = 0.0
     grammar: Grammar | None = None
+    syntax: AnswerSyntax = PLAIN
 
     @property
     def image_tokens(self) -> int:

@@ -53,6 +53,7 @@ class Request:
             prompt_tokens=len(self.prompt.token_ids),
             completion_tokens=sum(writer.tokens for writer in self.writers.values()),
             image_tokens=self.prompt.image_tokens,
+            reasoning_tokens=sum(writer.reasoning_tokens for writer in self.writers.values()),
         )
         timings = Timings(
             preprocess=self.prompt.preprocess_seconds,

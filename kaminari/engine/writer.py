@@ -1,4 +1,4 @@
-"""Turns the tokens of one choice into deltas, and knows when the choice is over. Never sees a tensor."""
+"""Turns the tokens of one choice into events, and knows when the choice is over. Never sees a tensor."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Set as AbstractSet
 from kaminari.engine.constraints import Constraint
 from kaminari.engine.detokenizer import Detokenizer
 from kaminari.engine.drawn import DrawnLogprobs
-from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason, LikelyToken, TokenLogprobs
+from kaminari.engine.events import ChoiceFinished, Event, FinishReason, LikelyToken, TokenLogprobs
 from kaminari.engine.params import SamplingParams
+from kaminari.engine.parsing import PLAIN, AnswerSyntax
 from kaminari.engine.stop_strings import StopMatcher
 from kaminari.engine.token_text import TokenText
 
 
 class ChoiceWriter:
-    """One choice's way from token ids to text.
+    """One choice's way from token ids to text, reasoning and tool calls.
 
     max_tokens:  how many tokens the choice may have, already clamped to the context
-    tokens:      how many it has
+    tokens:      how many it has; `reasoning_tokens` of them are reasoning
     reason:      why it is over, or None while it runs
     constraint:  the grammar that it follows, if any; one that is finished ends the choice
     """
@@ -31,9 +32,11 @@ class ChoiceWriter:
         max_tokens: int,
         token_text: TokenText,
         constraint: Constraint | None = None,
+        syntax: AnswerSyntax = PLAIN,
     ) -> None:
         self.choice = choice
         self.tokens = 0
+        self.reasoning_tokens = 0
         self.reason: FinishReason | None = None
         self.constraint = constraint
         self._max_tokens = max_tokens
@@ -43,12 +46,14 @@ class ChoiceWriter:
         self._stops = StopMatcher(params.stop)
         self._token_text = token_text
         self._shown = False
+        self._reader = syntax.reader(choice)
 
     def push(self, token: int, logprobs: DrawnLogprobs | None = None) -> list[Event]:
-        """Take the next token. Returns its delta, and the end of the choice where this token ends it."""
+        """Take the next token. Returns its deltas, and the end of the choice where this token ends it."""
         if self.reason is not None:
             raise RuntimeError("a choice that is over takes no more tokens")
         self.tokens += 1
+        self.reasoning_tokens += self._reader.reasoning
         stop = None
         named = () if logprobs is None else (self._named(token, logprobs),)
         if self.constraint is not None:
@@ -61,16 +66,22 @@ class ChoiceWriter:
                 self.reason = FinishReason.STOP
             elif self.tokens >= self._max_tokens:
                 self.reason = FinishReason.LENGTH
-        if self.reason is None:
-            return [Delta(self.choice, text, (token,), named)]
-        if stop is None:
+        if self.reason is not None and stop is None:
             tail, stop = self._watched(self._detokenizer.flush())
             text += tail
             if stop is None:
                 text += self._stops.flush()
             else:
                 self.reason = FinishReason.STOP
-        return [Delta(self.choice, text, (token,), named), ChoiceFinished(self.choice, self.reason, stop)]
+        events: list[Event] = [*self._reader.push(text, (token,), named)]
+        if self._reader.complete:
+            self.reason = FinishReason.STOP
+        if self.reason is None:
+            return events
+        events += self._reader.flush()
+        if self.reason is FinishReason.STOP and self._reader.called:
+            self.reason = FinishReason.TOOL_CALLS
+        return [*events, ChoiceFinished(self.choice, self.reason, stop)]
 
     def _watched(self, text: str) -> tuple[str, str | None]:
         """Look for stop strings. None begins in what the least number of tokens says."""

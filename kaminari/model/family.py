@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import SlotCache
+from kaminari.model.calls import CallFormat
 from kaminari.model.picture import Picture
 
 
@@ -43,6 +44,14 @@ class PictureBudget:
     letterbox: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """What stands around a model's reasoning, before its answer."""
+
+    open: str
+    close: str
+
+
 class PictureError(ValueError):
     """A picture that the family cannot take (such as an aspect ratio past its limit)."""
 
@@ -53,11 +62,15 @@ class PromptFormat(Protocol):
     marker:         spelling of the control token that the chat template writes once per picture
     end_token_ids:  tokens that end an answer
     max_context:    most tokens that the checkpoint's positions allow
+    call_format:    how tools are called; None where the family calls none
+    think_tags:     around reasoning, in checkpoints whose chat template knows them; None: in no checkpoint
     """
 
     marker: str
     end_token_ids: frozenset[int]
     max_context: int
+    call_format: CallFormat | None
+    think_tags: ThinkTags | None
 
     def prepare_picture(self, image: Image.Image, budget: PictureBudget) -> Picture:
         """Resize (once), normalize and patchify an upright RGB image. Raises `PictureError`."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields, replace
 
-from kaminari.engine.events import ChoiceFinished, Delta, Event, Failed, Finished, Timings, Usage
+from kaminari.engine.events import Event, Failed, Finished, Timings, Usage
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.stream import EventStream
@@ -71,7 +71,7 @@ class Batch:
         """Pass a stream on, its choices numbered from `first`, and None at its end."""
         try:
             async for event in stream:
-                if isinstance(event, Delta | ChoiceFinished):
+                if not isinstance(event, Finished | Failed):
                     event = replace(event, choice=first + event.choice)
                 arrived.put_nowait(event)
         finally:

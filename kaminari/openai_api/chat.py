@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kaminari.engine.answer import Choice
-from kaminari.engine.events import FinishReason, TokenLogprobs
+from kaminari.engine.events import FinishReason, ReasoningDelta, TokenLogprobs, ToolCallDelta
+from kaminari.engine.parsing import Part
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.openai_api.completion import Json
 from kaminari.openai_api.conversion import to_conversation, to_params
@@ -44,7 +45,7 @@ class ChatWording:
     def whole(self, index: int, choice: Choice) -> Json:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": _message(choice),
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": None if choice.reason is None else choice.reason.value,
         }
@@ -52,8 +53,15 @@ class ChatWording:
     def opening(self, index: int) -> Json:
         return self._delta(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
-        return self._delta(index, {"content": text}, logprobs)
+    def piece(self, part: Part, logprobs: Sequence[TokenLogprobs]) -> Json:
+        match part:
+            case ReasoningDelta(text=text):
+                delta: Json = {"reasoning_content": text}
+            case ToolCallDelta():
+                delta = _call_delta(part)
+            case _:
+                delta = {"content": part.text}
+        return self._delta(part.choice, delta, logprobs)
 
     def end(self, index: int, reason: FinishReason, logprobs: Sequence[TokenLogprobs]) -> Json:
         return self._delta(index, {}, logprobs) | {"finish_reason": reason.value}
@@ -68,3 +76,30 @@ class ChatWording:
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Json | None:
         return chat_logprobs(logprobs) if self._request.logprobs else None
+
+
+def _message(choice: Choice) -> Json:
+    """What one choice says. Content is null where the model only called tools."""
+    content = None if choice.tool_calls and not choice.text else choice.text
+    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in choice.tool_calls
+        ]
+    return message
+
+
+def _call_delta(event: ToolCallDelta) -> Json:
+    """News of one call: its id and name come once, with the first of them."""
+    call: Json = {"index": event.index, "function": {"arguments": event.arguments}}
+    if event.id is not None:
+        call = {"index": event.index, "id": event.id, "type": "function"}
+        call["function"] = {"name": event.name, "arguments": event.arguments}
+    return {"tool_calls": [call]}

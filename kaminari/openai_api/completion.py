@@ -21,11 +21,14 @@ from kaminari.engine.events import (
     Event,
     Finished,
     FinishReason,
+    ReasoningDelta,
     Timings,
     TokenLogprobs,
+    ToolCallDelta,
     Usage,
 )
 from kaminari.engine.info import EngineInfo
+from kaminari.engine.parsing import Part
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.openai_api.schemas.generation import GenerationFields
 
@@ -52,7 +55,7 @@ def usage_object(usage: Usage) -> Json:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "image_tokens": usage.image_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -118,7 +121,7 @@ class Wording(Protocol):
         """What a choice says before its first token, if anything."""
         ...
 
-    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+    def piece(self, part: Part, logprobs: Sequence[TokenLogprobs]) -> Json:
         """The next piece of a choice."""
         ...
 
@@ -199,8 +202,9 @@ class ChunkFormatter:
             made = self._used.completion_tokens + len(event.token_ids)
             self._used = replace(self._used, completion_tokens=made)
             if event.text:
-                piece = self._wording.piece(event.choice, event.text, unsent.logprobs)
-                yield self._chunk([self._sent(event.choice, piece)])
+                yield from self._piece(event)
+        elif isinstance(event, ReasoningDelta | ToolCallDelta):
+            yield from self._piece(event)
         elif isinstance(event, ChoiceFinished):
             self._open -= 1
             end = self._wording.end(event.choice, event.reason, self._unsent[event.choice].logprobs)
@@ -211,6 +215,10 @@ class ChunkFormatter:
                 self._last = chunk
         elif isinstance(event, Finished):
             yield from self._finish(event)
+
+    def _piece(self, part: Part) -> Iterator[Json]:
+        piece = self._wording.piece(part, self._unsent[part.choice].logprobs)
+        yield self._chunk([self._sent(part.choice, piece)])
 
     def _sent(self, index: int, choice: Json) -> Json:
         """A choice's part of a chunk that carries all that was unsent."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kaminari.engine.answer import Choice
-from kaminari.engine.events import FinishReason, TokenLogprobs
+from kaminari.engine.events import Delta, FinishReason, TokenLogprobs
+from kaminari.engine.parsing import Part
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.openai_api.completion import Json
 from kaminari.openai_api.conversion import to_params
@@ -68,8 +69,10 @@ class TextWording:
         about = self._prompt(index)
         return self._choice(index, echo) | about if echo or about else None
 
-    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
-        return self._choice(index, text, logprobs)
+    def piece(self, part: Part, logprobs: Sequence[TokenLogprobs]) -> Json:
+        # A prompt without a template has plain answers: there is no other kind of part.
+        text = part.text if isinstance(part, Delta) else ""
+        return self._choice(part.choice, text, logprobs)
 
     def end(self, index: int, reason: FinishReason, logprobs: Sequence[TokenLogprobs]) -> Json:
         return self._choice(index, "", logprobs) | {"finish_reason": reason.value}

@@ -19,7 +19,8 @@ from kaminari.openai_api.media import Media, NotFetched
 from kaminari.openai_api.schemas.chat import ChatRequest
 from kaminari.openai_api.schemas.content import Content, ImageContent, RefusalContent
 from kaminari.openai_api.schemas.generation import GenerationFields
-from kaminari.openai_api.schemas.messages import AnyMessage, AssistantMessage
+from kaminari.openai_api.schemas.messages import AnyMessage, AssistantMessage, ToolMessage
+from kaminari.openai_api.tools import to_calls, to_tool_choice, to_tools
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -68,6 +69,9 @@ def to_conversation(request: ChatRequest, media: Media = NO_MEDIA) -> Conversati
         continue_final_message=goes_on,
         template_kwargs=request.chat_template_kwargs,
         answer_format=to_answer_format(request),
+        tools=to_tools(request),
+        tool_choice=to_tool_choice(request),
+        parallel_tool_calls=request.parallel_tool_calls,
     )
 
 
@@ -99,9 +103,15 @@ def _addresses(messages: Sequence[AnyMessage]) -> Iterator[str]:
 
 def _message(message: AnyMessage, path: str, media: Media) -> Message:
     parts = _parts(message.content, f"{path}.content", media)
-    if isinstance(message, AssistantMessage) and message.refusal:
-        parts = (*parts, TextPart(message.refusal))
-    return Message(_ROLES[message.role], parts)
+    match message:
+        case AssistantMessage():
+            if message.refusal:
+                parts = (*parts, TextPart(message.refusal))
+            return Message(Role.ASSISTANT, parts, to_calls(message.tool_calls or []))
+        case ToolMessage():
+            return Message(Role.TOOL, parts, tool_call_id=message.tool_call_id)
+        case _:
+            return Message(_ROLES[message.role], parts)
 
 
 def _parts(content: Content | None, path: str, media: Media) -> tuple[Part, ...]:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import kaminari
 from kaminari.engine.detokenizer import DetokenizerFactory, token_bytes
+from kaminari.engine.token_table import token_table
 from kaminari.model.family import CheckpointError
 
 DEMO = Path(kaminari.__file__).parent / "demo" / "tokenizer.json"
@@ -257,3 +258,26 @@ def test_a_vocabulary_without_a_plain_letter_is_refused() -> None:
     tokenizer.decoder = decoders.Metaspace()
     with pytest.raises(CheckpointError, match="no token that is one letter"):
         DetokenizerFactory(tokenizer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_grammar_sees_the_bytes_that_are_shown(name: str, data: st.DataObject) -> None:
+    """Behind a letter: what the start of a text loses is not a token's own."""
+    tokenizer = tokenizers()[name]
+    table = token_table(tokenizer)
+    letter = next(token_id for token_id, text in enumerate(table) if text == b"a")
+    ids = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=12))
+    written = b"".join(table[token_id] for token_id in ids)
+    try:
+        text = written.decode()
+    except UnicodeDecodeError:
+        return  # no grammar allows bytes that are no text
+    assert "".join(pushed(tokenizer, [letter, *ids])) == "a" + text
+
+
+def test_tokens_that_are_hidden_write_nothing_and_shown_ones_that_look_like_control_do() -> None:
+    table = token_table(byte_level())
+    assert table[byte_level().token_to_id("<|end|>")] == b""
+    assert table[byte_level().token_to_id("<tool_call>")] == b"<tool_call>"

@@ -228,17 +228,18 @@ def test_a_regex_that_grows_without_bound_ends_or_goes_on_but_never_hangs() -> N
     assert slowest < 0.5
 
 
-def test_a_tokenizer_that_the_library_cannot_read_is_a_checkpoint_error() -> None:
-    with pytest.raises(CheckpointError, match="grammar library"):
-        GrammarCompiler(_Broken(), {END})  # type: ignore[arg-type]
+def test_a_checkpoint_without_an_end_token_in_its_vocabulary_is_an_error() -> None:
+    with pytest.raises(CheckpointError, match="end token"):
+        GrammarCompiler(TOKENIZER, {VOCABULARY})
 
 
-class _Broken:
-    def get_vocab_size(self, with_added_tokens: bool) -> int:
-        return VOCABULARY
-
-    def to_str(self) -> str:
-        return "{}"
+def test_a_mask_is_all_that_is_legal_in_every_spelling() -> None:
+    """Text without an alternative may come in any tokens, and a shown added token is one of them."""
+    constraint = COMPILER.compile(ChoiceFormat(("<tool_call> the end",))).new()
+    single = TOKENIZER.token_to_id("<tool_call>")
+    assert {single, *ids("<")} <= allowed(constraint)
+    constraint.accept(single)
+    assert not constraint.failed
 
 
 def test_the_bytes_of_tokens_are_those_of_the_detokenizer() -> None:
@@ -258,3 +259,14 @@ def test_forms_of_any_json_value_may_be_handed_over() -> None:
             COMPILER.compile(JsonFormat(schema))
         except RequestError as error:
             assert error.field == "response_format"  # noqa: PT017
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_the_mask_on_a_device_is_that_of_the_host() -> None:
+    rows = [COMPILER.compile(form).new() for form in (JsonFormat(PAIR), ChoiceFormat(("a", "b")))]
+    host = token_mask([rows[0], None, rows[1]], VOCABULARY + 5, CPU)
+    device = token_mask([rows[0], None, rows[1]], VOCABULARY + 5, torch.device("cuda", 0))
+    assert host is not None
+    assert device is not None
+    assert torch.equal(device.cpu(), host)

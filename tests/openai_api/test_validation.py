@@ -68,8 +68,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
-        "messages[0].tool_calls",
-        "not supported yet by this version of kaminari",
+        "messages[0].tool_calls[0].function",
+        "is required",
     ),
     (
         {"messages": [{"role": "assistant", "function_call": {"name": "a"}}]},
@@ -164,8 +164,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 NOT_YET: list[tuple[str, Any, list[Any]]] = [
     # field, a value that would change the answer, values that change nothing
-    ("tools", [{"type": "function", "function": {"name": "f"}}], [[]]),
-    ("tool_choice", "required", ["none", "auto"]),
     ("functions", [{"name": "f"}], [[]]),
     ("function_call", {"name": "f"}, ["none", "auto"]),
     ("modalities", ["text", "audio"], [["text"]]),
@@ -183,7 +181,6 @@ NO_EFFECT: dict[str, Any] = {
     "safety_identifier": "x",
     "prompt_cache_key": "x",
     "prompt_cache_retention": "24h",
-    "parallel_tool_calls": False,
     "reasoning_effort": "low",
     "verbosity": "high",
 }

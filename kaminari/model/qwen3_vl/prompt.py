@@ -17,8 +17,10 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from kaminari.model.family import CheckpointError, PictureBudget, read_config
+from kaminari.model.calls import CallFormat
+from kaminari.model.family import CheckpointError, PictureBudget, ThinkTags, read_config
 from kaminari.model.picture import Picture
+from kaminari.model.qwen3_vl.calls import HermesCallFormat
 from kaminari.model.qwen3_vl.pictures import PictureFitter
 from kaminari.model.tokenizer import load_tokenizer
 
@@ -35,6 +37,9 @@ class _PositionRules:
 
 class Qwen3VLPromptFormat:
     """`kaminari.model.family.PromptFormat` for Qwen3-VL checkpoints."""
+
+    call_format: CallFormat | None = HermesCallFormat()
+    think_tags: ThinkTags | None = ThinkTags("<think>", "</think>")
 
     def __init__(
         self,

@@ -15,8 +15,10 @@ from kaminari.openai_api.schemas.answer_format import AnyResponseFormat, Structu
 from kaminari.openai_api.schemas.base import Ignored, not_supported, problem
 from kaminari.openai_api.schemas.generation import GenerationFields
 from kaminari.openai_api.schemas.messages import AnyMessage
+from kaminari.openai_api.schemas.tools import AnyChoice, FunctionTool
 
 MAX_MESSAGES = 8192
+MAX_TOOLS = 128
 
 
 class ChatRequest(GenerationFields):
@@ -27,6 +29,9 @@ class ChatRequest(GenerationFields):
 
     response_format: AnyResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnyChoice | None = None
+    parallel_tool_calls: bool = True
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -39,12 +44,9 @@ class ChatRequest(GenerationFields):
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    parallel_tool_calls: Ignored = None
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
 
-    tools: Annotated[Any, not_supported([])] = None
-    tool_choice: Annotated[Any, not_supported("none", "auto")] = None
     functions: Annotated[Any, not_supported([])] = None
     function_call: Annotated[Any, not_supported("none", "auto")] = None
     modalities: Annotated[Any, not_supported(["text"])] = None

@@ -8,8 +8,8 @@ from pydantic import PlainValidator
 
 from kaminari.openai_api.schemas.base import Ignored, Schema, not_supported, problem
 from kaminari.openai_api.schemas.content import AssistantContent, InputContent
+from kaminari.openai_api.schemas.tools import CallsInHistory
 
-NoneButEmpty = Annotated[Any, not_supported([])]
 Absent = Annotated[Any, not_supported()]
 
 
@@ -38,16 +38,17 @@ class AssistantMessage(Schema):
     refusal: str | None = None
     name: Ignored = None
     annotations: Ignored = None
+    parsed: Ignored = None
     reasoning_content: str | None = None
     audio: Absent = None
     function_call: Absent = None
-    tool_calls: NoneButEmpty = None
+    tool_calls: CallsInHistory | None = None
 
 
 class ToolMessage(Schema):
     role: Literal["tool"]
     content: InputContent
-    tool_call_id: Ignored = None
+    tool_call_id: str | None = None
     name: Ignored = None
 
 

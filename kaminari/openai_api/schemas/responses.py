@@ -59,10 +59,25 @@ class Timings(Answer):
     tokens_per_second: float | None
 
 
+class FunctionCall(Answer):
+    """`arguments` is JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AnswerMessage(Answer):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class NamedToken(Answer):
