@@ -15,6 +15,7 @@ from kaminari.engine.events import (
     FinishReason,
     ReasoningDelta,
     Timings,
+    TokenLogprobs,
     ToolCallDelta,
     Usage,
 )
@@ -23,7 +24,10 @@ from kaminari.engine.tools import ToolCall
 
 @dataclass(slots=True)
 class Choice:
-    """One answer. `reason` is None only while it is being written."""
+    """One answer. `reason` is None only while it is being written.
+
+    logprobs:  one for each of `token_ids` where the request asks for it, otherwise none
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -31,6 +35,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     stop: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -76,6 +81,7 @@ def _add(event: Delta | ReasoningDelta | ToolCallDelta | ChoiceFinished, choice:
         case Delta():
             choice.text += event.text
             choice.token_ids += event.token_ids
+            choice.logprobs += event.logprobs
         case ReasoningDelta():
             choice.reasoning += event.text
         case ToolCallDelta(id=str(call_id), name=str(name)):

@@ -15,7 +15,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -109,6 +109,21 @@ class Engine:
         """Decode, resize, render and tokenize. Slow: call it from a worker thread. Raises `RequestError`."""
         return self.frontend.prepare(conversation)
 
+    def prepare_text(self, prompt: str | Sequence[int], field: str = "prompt") -> PreparedPrompt:
+        """Make a prompt of plain text or of token ids, without the chat template. Raises `RequestError`."""
+        if not isinstance(prompt, str):
+            self._check_ids(prompt, field)
+        return self.frontend.texts.prepare(prompt, field)
+
+    def decode(self, token_ids: Sequence[int], field: str = "tokens") -> str:
+        """The text of token ids, control tokens spelled out. Raises `RequestError`."""
+        self._check_ids(token_ids, field)
+        return self.frontend.texts.decode(token_ids)
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it."""
+        return self.frontend.texts.names(token_ids)
+
     def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:
         """Queue a request and return its events. Never blocks.
 
@@ -117,6 +132,7 @@ class Engine:
         tokens = len(prompt.token_ids)
         if tokens >= self.info.context:
             raise ContextLengthExceeded(tokens, self.info.context)
+        params.check_vocabulary(self.info.vocab_size)
         if params.n > self.info.choices:
             raise RequestError(f"n must be at most {self.info.choices}", field="n")
         room = self.info.context - tokens
@@ -168,6 +184,11 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        size = self.info.vocab_size
+        if not all(0 <= token < size for token in token_ids):
+            raise RequestError(f"{field} must be made of token ids from 0 to {size - 1}", field=field)
 
     def _waiting(self) -> int:
         """Requests that have not started. Call with the lock held."""

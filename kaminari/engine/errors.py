@@ -21,12 +21,12 @@ class RequestError(Exception):
 class ContextLengthExceeded(RequestError):
     """The prompt alone does not fit. `tokens` counts the prompt (a lower bound where `at_least`)."""
 
-    def __init__(self, tokens: int, limit: int, *, at_least: bool = False) -> None:
+    def __init__(self, tokens: int, limit: int, *, at_least: bool = False, field: str = "messages") -> None:
         bound = "at least " if at_least else ""
         super().__init__(
             f"this model's maximum context length is {limit} tokens, "
-            f"and the prompt has {bound}{tokens} tokens; shorten the messages or use smaller pictures",
-            field="messages",
+            f"and the prompt has {bound}{tokens} tokens; shorten the text or use smaller pictures",
+            field=field,
             code="context_length_exceeded",
         )
         self.tokens = tokens

@@ -40,15 +40,40 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """A token and how likely it was.
+
+    bytes:     what it adds to the text; empty for a token that is not shown
+    spelling:  the name of a token that is not shown, such as `<|im_end|>`; None for any other
+    logprob:   natural logarithm of its probability in the model's own distribution; may be minus infinity
+    """
+
+    token_id: int
+    bytes: bytes
+    spelling: str | None
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token that was made, and the likeliest tokens at its place, the likeliest first."""
+
+    token: LikelyToken
+    top: tuple[LikelyToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one choice (may be empty while bytes or a possible stop string are held back).
 
     token_ids:  tokens made since the last delta of this choice, end token included
+    logprobs:   one for each of them where the request asks for it, otherwise none
     """
 
     choice: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

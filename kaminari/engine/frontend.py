@@ -21,7 +21,8 @@ from kaminari.engine.parsing import AnswerSyntax
 from kaminari.engine.picture_decoding import decode_picture
 from kaminari.engine.prompt import PictureSpan, PreparedPrompt
 from kaminari.engine.template_messages import has_picture, template_message
-from kaminari.engine.text_encoding import Control, Piece, TextEncoder
+from kaminari.engine.text_encoding import Control, Piece, TextEncoder, require_unicode
+from kaminari.engine.text_prompts import TextPrompts
 from kaminari.engine.tool_checks import check_tools, tool_text
 from kaminari.engine.tools import NamedTool
 from kaminari.model.family import CheckpointError, PictureBudget, PictureError, PromptFormat
@@ -48,6 +49,7 @@ class Frontend:
 
     tokenizer:    decodes ids; reads control spellings as text
     special_ids:  ids of control tokens
+    texts:        makes prompts of plain text and of ids, without a template
     """
 
     def __init__(self, folder: Path, prompt_format: PromptFormat, rules: PictureRules, context: int) -> None:
@@ -64,6 +66,7 @@ class Frontend:
         self._context = context
         self.tokenizer = self._encoder.tokenizer
         self.special_ids = self._encoder.special_ids
+        self.texts = TextPrompts(self._encoder, prompt_format, context)
         marker_id = self.tokenizer.token_to_id(prompt_format.marker)
         if marker_id is None or marker_id not in self.special_ids:
             raise CheckpointError(
@@ -100,7 +103,7 @@ class Frontend:
         messages = conversation.messages
         if not messages:
             raise RequestError("messages must hold at least one message", field="messages")
-        check_size(conversation.template_kwargs, "chat_template_kwargs")
+        check_size(conversation.template_kwargs, "chat_template_kwargs", MAX_KWARGS_DEPTH)
         check_tools(conversation, self._format.call_format, self._template.mentions)
         if conversation.continue_final_message:
             if conversation.add_generation_prompt:
@@ -121,7 +124,7 @@ class Frontend:
             )
         parts = (part for message in messages for part in message.parts)
         text = "".join(part.text for part in parts if isinstance(part, TextPart)) + tool_text(conversation)
-        _require_unicode(text)
+        require_unicode(text, "messages")
         least = self._encoder.least_tokens(text, self._context)
         if least >= self._context:
             raise ContextLengthExceeded(least, self._context, at_least=True)
@@ -172,7 +175,7 @@ class Frontend:
 
     def _pieces(self, conversation: Conversation, rendered: str, pictures: int) -> list[Piece]:
         """Cut a rendered prompt at the control tokens; there is one marker per picture."""
-        _require_unicode(rendered)
+        require_unicode(rendered, "messages")
         pieces = list(self._encoder.split(rendered))
         if not pieces:
             raise RequestError("the chat template makes an empty prompt of these messages", field="messages")
@@ -205,15 +208,6 @@ class Frontend:
             token_ids += ids
             placeholder += flags
         return token_ids, placeholder
-
-
-def _require_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            "the text is not valid Unicode: it has a lone surrogate", field="messages"
-        ) from error
 
 
 def _picture_parts(messages: Sequence[Message]) -> Iterator[tuple[str, PicturePart]]:

@@ -11,6 +11,7 @@ class EngineInfo:
 
     model:       the served name
     context:     tokens per slot
+    vocab_size:  token ids are below it
     choices:     the most choices (n) that one request may ask for
     aliases:     other names that requests may use for the model
     """
@@ -23,6 +24,7 @@ class EngineInfo:
     quantization: str
     slots: int
     context: int
+    vocab_size: int
     choices: int
     weight_bytes: int
     cache_bytes: int

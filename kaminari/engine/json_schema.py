@@ -21,10 +21,10 @@ ENFORCED_FORMATS = frozenset(
 Schema = Mapping[str, Any] | bool
 
 
-def check_size(value: Any, field: str) -> None:
+def check_size(value: Any, field: str, depth: int = MAX_DEPTH) -> None:
     """Raise `RequestError` for a JSON value that is too deep or too large to be handled at all."""
     size, level = 0, [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(depth):
         below: list[Any] = []
         for item in level:
             if isinstance(item, Mapping):
@@ -40,7 +40,7 @@ def check_size(value: Any, field: str) -> None:
         if not below:
             return
         level = below
-    raise RequestError(f"{field} is nested too deep: at most {MAX_DEPTH} levels", field=field)
+    raise RequestError(f"{field} is nested too deep: at most {depth} levels", field=field)
 
 
 def prepare_schema(schema: Schema, field: str) -> dict[str, Any]:

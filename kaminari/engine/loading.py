@@ -109,6 +109,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         quantization="none",
         slots=plan.capacity.slots,
         context=plan.capacity.context,
+        vocab_size=model.vocab_size,
         choices=min(settings.engine.max_choices, plan.capacity.slots),
         weight_bytes=plan.capacity.weight_bytes,
         cache_bytes=plan.capacity.cache_bytes,

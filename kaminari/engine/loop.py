@@ -11,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from kaminari.engine.detokenizer import DetokenizerFactory
+from kaminari.engine.drawn import Drawn
 from kaminari.engine.events import Event, Failed
 from kaminari.engine.loading import LoadedModel
 from kaminari.engine.requests import Request
-from kaminari.engine.runner import Drawn, Runner
+from kaminari.engine.runner import Runner
 from kaminari.engine.scheduler import DecodeRow, EncodePicture, Job, Scheduler, WorkItem
+from kaminari.engine.token_text import TokenText
 from kaminari.engine.writer import ChoiceWriter
 
 log = logging.getLogger("kaminari.engine")
@@ -35,8 +37,9 @@ class EngineLoop:
 
     def __init__(self, loaded: LoadedModel, prefill_chunk: int, on_end: Callable[[int], None]) -> None:
         self.scheduler = Scheduler(loaded.info.slots, prefill_chunk)
-        self.runner = Runner(loaded.model, loaded.info.slots, loaded.info.context)
+        self.runner = Runner(loaded.model, loaded.info.slots, loaded.info.context, loaded.end_token_ids)
         self._detokenizers = DetokenizerFactory(loaded.frontend.tokenizer)
+        self._token_text = TokenText(loaded.frontend.tokenizer)
         self._end_token_ids = loaded.end_token_ids
         self._requests: dict[int, Request] = {}
         self._on_end = on_end
@@ -106,6 +109,7 @@ class EngineLoop:
             request.params,
             self._end_token_ids,
             request.max_tokens,
+            self._token_text,
             None if grammar is None else grammar.new(),
             request.prompt.syntax,
         )
@@ -146,7 +150,7 @@ class EngineLoop:
             request.first_token = request.first_token or time.monotonic()
             writer = request.writers[row.choice]
             try:
-                news[row.job] += writer.push(row.token)
+                news[row.job] += writer.push(row.token, row.logprobs)
                 if writer.reason is not None:
                     self.scheduler.end(row.job, row.choice)
             except Exception:

@@ -7,10 +7,10 @@ else is text.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from kaminari.engine.events import Delta, ReasoningDelta, ToolCallDelta
+from kaminari.engine.events import Delta, ReasoningDelta, TokenLogprobs, ToolCallDelta
 from kaminari.model.calls import CallArguments, CallFormat, CallPiece, CallStart, PlainText
 from kaminari.model.family import ThinkTags
 
@@ -59,12 +59,15 @@ class AnswerReader:
         """What comes next is reasoning, as far as can be told."""
         return self._thoughts is not None and self._thoughts.inside
 
-    def push(self, text: str, token_ids: tuple[int, ...]) -> list[Part]:
-        """Take more text; `token_ids` are those that made it. The first part carries them."""
+    def push(
+        self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> list[Part]:
+        """Take more text; `token_ids` are those that made it. The first part carries them, and `logprobs`."""
         thought, said = ("", text) if self._thoughts is None else self._thoughts.push(text)
-        return self._parts(
-            thought, [PlainText(said)] if self._calls is None else self._calls.push(said), token_ids
-        )
+        pieces: list[CallPiece] = [PlainText(said)]
+        if self._calls is not None:
+            pieces = self._calls.push(said)
+        return self._parts(thought, pieces, Delta(self._choice, "", token_ids, logprobs))
 
     def flush(self) -> list[Part]:
         """End the answer; return what was held back."""
@@ -72,17 +75,18 @@ class AnswerReader:
         pieces: list[CallPiece] = [PlainText(said)]
         if self._calls is not None:
             pieces = [*self._calls.push(said), *self._calls.flush()]
-        return [part for part in self._parts(thought, pieces, ()) if part != Delta(self._choice, "", ())]
+        nothing = Delta(self._choice, "", ())
+        return [part for part in self._parts(thought, pieces, nothing) if part != nothing]
 
-    def _parts(self, thought: str, pieces: list[CallPiece], token_ids: tuple[int, ...]) -> list[Part]:
+    def _parts(self, thought: str, pieces: list[CallPiece], carrier: Delta) -> list[Part]:
         parts: list[Part] = []
         if thought:
             parts.append(ReasoningDelta(self._choice, thought))
         parts += self._said(pieces)
         first = parts[0] if parts and not thought else None
         if isinstance(first, Delta):
-            return [Delta(self._choice, first.text, token_ids), *parts[1:]]
-        return [Delta(self._choice, "", token_ids), *parts]
+            return [replace(carrier, text=first.text), *parts[1:]]
+        return [carrier, *parts]
 
     def _said(self, pieces: list[CallPiece]) -> Iterator[Part]:
         for piece in pieces:

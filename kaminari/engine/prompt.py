@@ -52,6 +52,16 @@ class PreparedPrompt:
     def image_tokens(self) -> int:
         return sum(picture.tokens for picture in self.pictures)
 
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """The tokens that are no picture's placeholders."""
+        start = 0
+        kept: tuple[int, ...] = ()
+        for span in self.spans:
+            kept += self.token_ids[start : span.start]
+            start = span.stop
+        return kept + self.token_ids[start:]
+
     def token_keys(self) -> Iterator[TokenKey]:
         """What a prefix cache compares: a token's id, or (picture digest, row) for a placeholder."""
         spans = iter(self.spans)

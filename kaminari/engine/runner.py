@@ -7,6 +7,7 @@ Launching a step never waits for its results: the token that a step draws stays 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from kaminari.engine.constraints import Constraint
+from kaminari.engine.drawn import Drawn
+from kaminari.engine.logit_table import LogitRules, LogitTable
 from kaminari.engine.noise import uniform
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
@@ -29,42 +32,17 @@ class VisionRowsMismatch(Exception):
     """The tower returned another number of rows than the prompt has placeholders."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnToken:
-    """A token on the host; `token` is None where the row's logits were not finite."""
-
-    job: int
-    choice: int
-    token: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Tokens on the device: ids [R] int64, finite [R] bool, and whose they are."""
-
-    rows: tuple[tuple[int, int], ...]
-    ids: Tensor
-    finite: Tensor
-
-    def collect(self) -> list[DrawnToken]:
-        """Wait for the device and copy the tokens to the host, in one transfer."""
-        ids = torch.where(self.finite, self.ids, -1).tolist()
-        return [
-            DrawnToken(job, choice, token if token >= 0 else None)
-            for (job, choice), token in zip(self.rows, ids, strict=True)
-        ]
-
-
 @dataclass(slots=True)
 class _RunnerJob:
-    """A prompt on the device: tokens [T], positions [3, T], what holds each choice, and the rows of its
-    pictures so far."""
+    """A prompt on the device: tokens [T], positions [3, T], what is done to its logits, what holds each
+    choice, and the rows of its pictures so far."""
 
     prompt: PreparedPrompt
     params: SamplingParams
     seed: int
     tokens: Tensor
     positions: Tensor
+    rules: LogitRules
     constraints: Sequence[Constraint | None]
     vision: dict[int, VisionRows] = field(default_factory=dict)
 
@@ -72,10 +50,14 @@ class _RunnerJob:
 class Runner:
     """The device side of the engine: one model, one cache of `slots` slots of `context` tokens."""
 
-    def __init__(self, model: VisionLanguageModel, slots: int, context: int) -> None:
+    def __init__(
+        self, model: VisionLanguageModel, slots: int, context: int, end_token_ids: AbstractSet[int]
+    ) -> None:
         self.model = model
+        self._end_token_ids = end_token_ids
         self.cache = model.new_cache(slots, context)
         self._sampling = SamplingTable(slots, model.vocab_size, model.device)
+        self._logits = LogitTable(slots, model.vocab_size, len(end_token_ids), model.device)
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
 
@@ -94,6 +76,7 @@ class Runner:
             seed,
             self._tensor(prompt.token_ids),
             torch.from_numpy(prompt.positions).to(self._device),
+            self._logits.bring(params, prompt.text_ids, params.ending(self._end_token_ids)),
             constraints,
         )
 
@@ -157,6 +140,7 @@ class Runner:
             self.cache.copy(first, slot, item.stop)
         for slot in item.slots:
             self._sampling.set(slot, job.params)
+            self._logits.claim(slot, job.rules)
         logits = self.model.head(hidden.index_select(0, batch.logit_rows)).expand(len(item.slots), -1)
         rows = tuple((item.job, choice) for choice in range(len(item.slots)))
         return self._draw(logits, item.slots, rows, indices=[0] * len(rows))
@@ -195,12 +179,17 @@ class Runner:
             keys = zip(rows, indices, strict=True)
             uniforms = [uniform(self._jobs[job].seed, choice, token) for (job, choice), token in keys]
             noise = torch.tensor(uniforms, dtype=torch.float64, device=self._device)
+        tops = tuple(self._jobs[job].params.logprobs for job, _ in rows)
+        asked = [top for top in tops if top is not None]
+        edits = self._logits.rows(slots, index, indices)
         # The device is still at the forward pass here: it never waits for a grammar.
         constraints = [self._jobs[job].constraints[choice] for job, choice in rows]
         mask = token_mask(constraints, self.model.vocab_size, self._device)
-        drawn = sample(logits, params, mask, noise)
-        self._last_tokens.index_copy_(0, index, drawn.ids)
-        return Drawn(rows, drawn.ids, drawn.finite)
+        top = min(max(asked, default=0), self.model.vocab_size)
+        sampled = sample(logits, params, mask, noise, edits, logprobs=bool(asked), top=top)
+        self._logits.record(slots, index, sampled.ids)
+        self._last_tokens.index_copy_(0, index, sampled.ids)
+        return Drawn(rows, sampled, tops)
 
     def _features(self, job: _RunnerJob, start: int, stop: int) -> FeatureRows | None:
         """Vision rows of the placeholders among prompt tokens [start, stop)."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kaminari.engine.logit_edits import LogitEdits, bar, edit
 from kaminari.engine.sampling_table import SamplingTensors
 
 WEIGHT_BITS = 42
@@ -29,15 +30,25 @@ class Sampled:
     """What R rows drew.
 
     ids:       [R] int64
-    logprobs:  [R] float32, log-softmax of the raw logits at the drawn id (before temperature, filters and
-               mask), or None where not asked for
+    logprobs:  [R] float32, log-softmax of the raw logits at the drawn id (before edits, temperature, filters
+               and mask), or None where not asked for
     finite:    [R] bool. False marks a row without an answer: one of its raw logits is NaN or infinite, or
                its mask allows nothing. Its id and log-probability are 0 and must not be used.
+    top:       the likeliest tokens of the raw distribution, or None where not asked for
     """
 
     ids: Tensor
     logprobs: Tensor | None
     finite: Tensor
+    top: Likeliest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """ids [R, K] int64 and logprobs [R, K] float32: likelier first, and the lower id first among equals."""
+
+    ids: Tensor
+    logprobs: Tensor
 
 
 def sample(
@@ -45,8 +56,10 @@ def sample(
     params: SamplingTensors,
     mask: Tensor | None = None,
     noise: Tensor | None = None,
+    edits: LogitEdits | None = None,
     *,
     logprobs: bool = False,
+    top: int = 0,
 ) -> Sampled:
     """Draw one token per row.
 
@@ -54,7 +67,9 @@ def sample(
                must not be drawn is said by the mask, and no head makes one.
     mask:      [R, V] bool, True where a token is allowed; None allows all
     noise:     [R] numbers in [0, 1), one per row (see `noise.uniform`); may be None where all are greedy
+    edits:     penalties, biases and tokens that are barred for now, or None
     logprobs:  whether to spend a pass over the vocabulary on log-probabilities
+    top:       how many of the likeliest tokens to name with them, at most the vocabulary
 
     A greedy row takes the largest allowed logit, and the lowest id among equals. Any other row draws from
     `filtered_weights` by inverting its cumulative sum in the order of ids. All arithmetic is in float32 or
@@ -64,19 +79,34 @@ def sample(
     raw = logits.float()
     # amin and amax pass a NaN on, so two reductions see every logit without a tensor of flags.
     finite = raw.amin(-1).isfinite() & raw.amax(-1).isfinite()
-    allowed = raw
+    allowed = raw if edits is None else edit(raw, edits)
+    if edits is not None and edits.barred is not None:
+        mask = bar(mask, edits.barred, raw.shape[-1])
     if mask is not None:
-        allowed = raw.masked_fill(~mask, -torch.inf)
+        allowed = allowed.masked_fill(~mask, -torch.inf)
         finite = finite & mask.any(-1)
     ids = allowed.argmax(-1)
     if noise is not None and not params.all_greedy:
         drawn = _draw(filtered_weights(allowed, params), noise)
         ids = torch.where(params.temperature == 0, ids, drawn)
     ids = ids.masked_fill(~finite, 0)
-    picked = None
-    if logprobs:
-        picked = raw.log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1).masked_fill(~finite, 0)
-    return Sampled(ids, picked, finite)
+    if not logprobs:
+        return Sampled(ids, None, finite)
+    every = raw.log_softmax(-1)
+    picked = every.gather(-1, ids[:, None]).squeeze(-1).masked_fill(~finite, 0)
+    return Sampled(ids, picked, finite, _likeliest(raw, every, top) if top else None)
+
+
+def _likeliest(raw: Tensor, logprobs: Tensor, count: int) -> Likeliest:
+    """The `count` largest of float32 logits [R, V], in one strict order: ties fall the same in any batch."""
+    # The bits of a float, read as an integer, ascend with it; those of a negative one descend. Adding 0 turns
+    # minus zero into zero.
+    bits = (raw + 0.0).view(torch.int32)
+    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    ids = torch.arange(raw.shape[-1], device=raw.device)
+    keys = (ascending << ID_BITS) + (MAX_VOCAB - 1 - ids)
+    best = MAX_VOCAB - 1 - (keys.topk(count).values & (MAX_VOCAB - 1))
+    return Likeliest(best, logprobs.gather(-1, best))
 
 
 def filtered_weights(logits: Tensor, params: SamplingTensors) -> Tensor:

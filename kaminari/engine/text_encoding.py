@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from kaminari.engine.control_text import ControlEscape
+from kaminari.engine.errors import RequestError
 from kaminari.model.family import CheckpointError
 
 # Composing characters (NFC) may save bytes: n bytes leave at least n / 4.
@@ -107,6 +108,14 @@ class TextEncoder:
             if counted // 2 > enough:
                 break
         return max(least, counted // 2)
+
+
+def require_unicode(text: str, field: str) -> None:
+    """Raise `RequestError` where a text cannot be encoded; `field` is where it came from."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the text is not valid Unicode: it has a lone surrogate", field=field) from error
 
 
 def _control_patterns(tokens: Iterable[AddedToken]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,14 +16,18 @@ from kaminari.config import ServerSettings, Settings
 from kaminari.engine.errors import EngineUnavailable, QueueFull, RequestError
 from kaminari.openai_api import errors
 from kaminari.openai_api.boundary import Boundary
-from kaminari.openai_api.chat import ChatCompletions
+from kaminari.openai_api.chat import prepare_chat
+from kaminari.openai_api.completions import prepare_completion
+from kaminari.openai_api.generation import Generation
 from kaminari.openai_api.health import Health
+from kaminari.openai_api.intake import Intake
 from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.media import Preparation
 from kaminari.openai_api.metrics import CountResponses, Metrics
 from kaminari.openai_api.models import Models
 from kaminari.openai_api.openapi import OpenApi
 from kaminari.openai_api.security import KeyRequired, cors
+from kaminari.openai_api.tokenize import Tokenization
 from kaminari.openai_api.workers import Workers
 
 MOST_WORKERS = 8
@@ -31,7 +36,12 @@ MOST_WORKERS = 8
 def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
     """Build the application around an engine that is there already or still loads (`Lifecycle.attach`)."""
     workers = Workers(_threads(settings), waiting=settings.engine.queue_size)
-    chat = ChatCompletions(lifecycle, Preparation(workers, settings), settings.server)
+    intake = Intake(lifecycle, Preparation(workers, settings), settings.server)
+    chat = Generation(prepare_chat, intake, settings.server)
+    completions = Generation(
+        partial(prepare_completion, most_prompts=settings.engine.queue_size), intake, settings.server
+    )
+    tokenization = Tokenization(intake)
     models = Models(lifecycle)
     health = Health(lifecycle)
 
@@ -42,6 +52,9 @@ def create_app(lifecycle: Lifecycle, settings: Settings) -> Starlette:
 
     routes = [
         Route("/v1/chat/completions", chat.handle, methods=["POST"]),
+        Route("/v1/completions", completions.handle, methods=["POST"]),
+        Route("/tokenize", tokenization.tokenize, methods=["POST"]),
+        Route("/detokenize", tokenization.detokenize, methods=["POST"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{id:path}", models.retrieve, methods=["GET"]),
         Route("/health", health.health, methods=["GET"]),

@@ -1,15 +1,16 @@
-"""The two shapes of an answer, `chat.completion` and `chat.completion.chunk`, made from the engine's events.
+"""An answer in the API's objects, whole or in chunks, made from the engine's events.
 
-Pure formatting: it reads no stream and writes to no socket.
+What the endpoints share is here; how one of them words a choice is its `Wording`. Pure formatting: it reads
+no stream and writes to no socket.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 from uuid import uuid4
 
 from kaminari import __version__
@@ -22,12 +23,14 @@ from kaminari.engine.events import (
     FinishReason,
     ReasoningDelta,
     Timings,
+    TokenLogprobs,
     ToolCallDelta,
     Usage,
 )
 from kaminari.engine.info import EngineInfo
+from kaminari.engine.parsing import Part
 from kaminari.engine.prompt import PreparedPrompt
-from kaminari.openai_api.schemas.chat import ChatRequest
+from kaminari.openai_api.schemas.generation import GenerationFields
 
 Json = dict[str, Any]
 
@@ -80,8 +83,9 @@ class Envelope:
     system_fingerprint: str
 
     @staticmethod
-    def new(info: EngineInfo) -> Envelope:
-        return Envelope(f"chatcmpl-{uuid4().hex}", int(time.time()), info.model, fingerprint(info))
+    def new(info: EngineInfo, prefix: str) -> Envelope:
+        """`prefix` says in the id what kind of answer it is."""
+        return Envelope(f"{prefix}-{uuid4().hex}", int(time.time()), info.model, fingerprint(info))
 
     def around(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -94,136 +98,149 @@ class Envelope:
         }
 
 
-def message_object(choice: Choice) -> Json:
-    """What one choice says. Content is null where the model only called tools."""
-    content = None if choice.tool_calls and not choice.text else choice.text
-    message: Json = {"role": "assistant", "content": content, "refusal": None}
-    if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
-    if choice.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in choice.tool_calls
-        ]
-    return message
+class Wording(Protocol):
+    """How an endpoint words the choices of one answer. One object serves one answer: it may count along.
+
+    kind, chunk_kind:  the `object` of an answer and of a chunk
+    id_prefix:         how its ids begin
+    """
+
+    kind: str
+    chunk_kind: str
+    id_prefix: str
+
+    def about_prompt(self) -> Json:
+        """Fields of a whole answer, and of the first chunk, that tell of the prompt."""
+        ...
+
+    def whole(self, index: int, choice: Choice) -> Json:
+        """A choice that is complete."""
+        ...
+
+    def opening(self, index: int) -> Json | None:
+        """What a choice says before its first token, if anything."""
+        ...
+
+    def piece(self, part: Part, logprobs: Sequence[TokenLogprobs]) -> Json:
+        """The next piece of a choice."""
+        ...
+
+    def end(self, index: int, reason: FinishReason, logprobs: Sequence[TokenLogprobs]) -> Json:
+        """The end of a choice, which says nothing more."""
+        ...
 
 
-def call_delta(event: ToolCallDelta) -> Json:
-    """News of one call: its id and name come once, with the first of them."""
-    call: Json = {"index": event.index, "function": {"arguments": event.arguments}}
-    if event.id is not None:
-        call = {"index": event.index, "id": event.id, "type": "function"}
-        call["function"] = {"name": event.name, "arguments": event.arguments}
-    return {"tool_calls": [call]}
-
-
-def completion_object(
-    envelope: Envelope, request: ChatRequest, prompt: PreparedPrompt, answer: Answer
-) -> Json:
+def whole_answer(envelope: Envelope, request: GenerationFields, wording: Wording, answer: Answer) -> Json:
     """The body of an answer that is not streamed."""
     choices: list[Json] = []
     for index, choice in enumerate(answer.choices):
-        message = message_object(choice)
-        formatted = {
-            "index": index,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": None if choice.reason is None else choice.reason.value,
-        }
+        formatted = wording.whole(index, choice)
         if request.return_token_ids:
             formatted["token_ids"] = choice.token_ids
         choices.append(formatted)
-    body = envelope.around("chat.completion", choices)
+    body = envelope.around(wording.kind, choices)
     body["usage"] = usage_object(answer.usage)
-    if request.return_token_ids:
-        body["prompt_token_ids"] = prompt.token_ids
+    body |= wording.about_prompt()
     if request.timings:
-        body["timings"] = timings_object(answer.timings, answer.usage, request.n)
+        body["timings"] = timings_object(answer.timings, answer.usage, len(choices))
     return body
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """What a choice has made and no chunk has carried yet."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class ChunkFormatter:
     """Turns the events of one stream into chunks.
 
-    Role chunks come first; a delta is never empty; each choice ends with an empty delta and its reason. The
-    last choice's end is held until the request's own, which brings the timings that belong on that chunk.
+    Openings come first; a piece is never empty; each choice ends with an empty piece and its reason. The last
+    choice's end is held until the request's own, which brings the timings that belong on that chunk.
     """
 
-    def __init__(self, envelope: Envelope, request: ChatRequest, prompt: PreparedPrompt) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        request: GenerationFields,
+        wording: Wording,
+        prompts: Sequence[PreparedPrompt],
+    ) -> None:
         self._envelope = envelope
         self._request = request
-        self._prompt = prompt
+        self._wording = wording
+        self._choices = request.n * len(prompts)
+        self._used = Usage(
+            prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+            completion_tokens=0,
+            image_tokens=sum(prompt.image_tokens for prompt in prompts),
+        )
         options = request.stream_options
         self._with_usage = options is not None and options.include_usage
         self._running_usage = self._with_usage and options is not None and options.continuous_usage_stats
-        self._completion_tokens = 0
-        self._unsent_ids: list[list[int]] = [[] for _ in range(request.n)]
-        self._open = request.n
+        self._unsent = [_Unsent() for _ in range(self._choices)]
+        self._open = self._choices
         self._last: Json | None = None
 
     def begin(self) -> Iterator[Json]:
-        """A role chunk per choice; the first holds the prompt's token ids where they are asked for."""
-        for index in range(self._request.n):
-            delta = {"role": "assistant", "content": "", "refusal": None}
-            chunk = self._chunk([self._choice(index, delta)])
-            if index == 0 and self._request.return_token_ids:
-                chunk["prompt_token_ids"] = self._prompt.token_ids
-            yield chunk
+        """The opening of every choice; the first tells of the prompt."""
+        openings = [self._wording.opening(index) for index in range(self._choices)]
+        about_prompt = self._wording.about_prompt()
+        for opening in openings:
+            if opening is not None:
+                yield self._chunk([opening]) | about_prompt
+                about_prompt = {}
 
     def chunks(self, event: Event) -> Iterator[Json]:
         """The chunks that follow from an event; `Failed` has none."""
         if isinstance(event, Delta):
-            self._completion_tokens += len(event.token_ids)
-            self._unsent_ids[event.choice] += event.token_ids
+            unsent = self._unsent[event.choice]
+            unsent.token_ids += event.token_ids
+            unsent.logprobs += event.logprobs
+            made = self._used.completion_tokens + len(event.token_ids)
+            self._used = replace(self._used, completion_tokens=made)
             if event.text:
-                yield self._chunk([self._choice(event.choice, {"content": event.text})])
-        elif isinstance(event, ReasoningDelta):
-            yield self._chunk([self._choice(event.choice, {"reasoning_content": event.text})])
-        elif isinstance(event, ToolCallDelta):
-            yield self._chunk([self._choice(event.choice, call_delta(event))])
+                yield from self._piece(event)
+        elif isinstance(event, ReasoningDelta | ToolCallDelta):
+            yield from self._piece(event)
         elif isinstance(event, ChoiceFinished):
             self._open -= 1
-            end = self._chunk([self._choice(event.choice, {}, event.reason)])
+            end = self._wording.end(event.choice, event.reason, self._unsent[event.choice].logprobs)
+            chunk = self._chunk([self._sent(event.choice, end)])
             if self._open:
-                yield end
+                yield chunk
             else:
-                self._last = end
+                self._last = chunk
         elif isinstance(event, Finished):
             yield from self._finish(event)
+
+    def _piece(self, part: Part) -> Iterator[Json]:
+        piece = self._wording.piece(part, self._unsent[part.choice].logprobs)
+        yield self._chunk([self._sent(part.choice, piece)])
+
+    def _sent(self, index: int, choice: Json) -> Json:
+        """A choice's part of a chunk that carries all that was unsent."""
+        if self._request.return_token_ids:
+            choice["token_ids"] = self._unsent[index].token_ids
+        self._unsent[index] = _Unsent()
+        return choice
 
     def _finish(self, event: Finished) -> Iterator[Json]:
         if self._last is not None:
             if self._request.timings:
-                self._last["timings"] = timings_object(event.timings, event.usage, self._request.n)
+                self._last["timings"] = timings_object(event.timings, event.usage, self._choices)
             yield self._last
         if self._with_usage:
             chunk = self._chunk([])
             chunk["usage"] = usage_object(event.usage)
             yield chunk
 
-    def _choice(self, index: int, delta: Json, reason: FinishReason | None = None) -> Json:
-        choice: Json = {
-            "index": index,
-            "delta": delta,
-            "logprobs": None,
-            "finish_reason": None if reason is None else reason.value,
-        }
-        if self._request.return_token_ids and "role" not in delta:
-            choice["token_ids"] = self._unsent_ids[index]
-            self._unsent_ids[index] = []
-        return choice
-
     def _chunk(self, choices: list[Json]) -> Json:
-        chunk = self._envelope.around("chat.completion.chunk", choices)
+        chunk = self._envelope.around(self._wording.chunk_kind, choices)
         if self._running_usage:
-            usage = Usage(
-                len(self._prompt.token_ids), self._completion_tokens, image_tokens=self._prompt.image_tokens
-            )
-            chunk["usage"] = usage_object(usage)
+            chunk["usage"] = usage_object(self._used)
         elif self._with_usage:
             chunk["usage"] = None
         return chunk

@@ -6,16 +6,19 @@ no connection: pictures that lie elsewhere are fetched before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from kaminari.engine.conversation import Conversation, Detail, Message, Part, PicturePart, Role, TextPart
 from kaminari.engine.errors import RequestError
+from kaminari.engine.info import EngineInfo
 from kaminari.engine.params import SamplingParams
 from kaminari.openai_api.answer_format import to_answer_format
 from kaminari.openai_api.errors import invalid
 from kaminari.openai_api.media import Media, NotFetched
 from kaminari.openai_api.schemas.chat import ChatRequest
 from kaminari.openai_api.schemas.content import Content, ImageContent, RefusalContent
+from kaminari.openai_api.schemas.generation import GenerationFields
 from kaminari.openai_api.schemas.messages import AnyMessage, AssistantMessage, ToolMessage
 from kaminari.openai_api.tools import to_calls, to_tool_choice, to_tools
 
@@ -28,6 +31,20 @@ _ROLES = {
 }
 _DETAILS = {"low": Detail.LOW, "auto": Detail.AUTO, "high": Detail.HIGH, "original": Detail.HIGH}
 NO_MEDIA = Media()
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "n",
+    "min_tokens",
+    "ignore_eos",
+)
+"""Fields that have the same name and meaning in the engine; left out or null, its default holds."""
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message")
 
 
@@ -58,25 +75,23 @@ def to_conversation(request: ChatRequest, media: Media = NO_MEDIA) -> Conversati
     )
 
 
-def to_params(request: ChatRequest, *, choices: int) -> SamplingParams:
-    """Raise `RequestError` or `ApiError` for what is out of range; `choices` is the most that n may be."""
-    if not 1 <= request.n <= choices:
-        raise invalid(f"`n` must be between 1 and {choices} here", param="n", code="invalid_value")
-    longest = request.max_completion_tokens
-    given: Mapping[str, float | None] = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "min_p": request.min_p,
+def to_params(request: GenerationFields, info: EngineInfo) -> SamplingParams:
+    """Raise `RequestError` or `ApiError` for what is out of range on this engine."""
+    if not 1 <= request.n <= info.choices:
+        raise invalid(f"`n` must be between 1 and {info.choices} here", param="n", code="invalid_value")
+    given: dict[str, Any] = {
+        name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None
     }
-    return SamplingParams(
-        max_tokens=request.max_tokens if longest is None else longest,
-        top_k=request.top_k or 0,
-        seed=request.seed,
+    params = SamplingParams(
+        max_tokens=request.most_tokens,
         stop=tuple(request.stop or ()),
-        n=request.n,
-        ignore_eos=request.ignore_eos,
-        **{name: value for name, value in given.items() if value is not None},
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logit_bias=tuple((request.logit_bias or {}).items()),
+        logprobs=request.named_tokens,
+        **given,
     )
+    params.check_vocabulary(info.vocab_size)
+    return params
 
 
 def _addresses(messages: Sequence[AnyMessage]) -> Iterator[str]:

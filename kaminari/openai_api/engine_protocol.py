@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from kaminari.engine.conversation import Conversation
+from kaminari.engine.events import Event
 from kaminari.engine.info import EngineInfo, EngineStatus
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.stream import EventStream
+
+
+class AnswerStream(Protocol):
+    """The events of one request."""
+
+    def abort(self) -> None:
+        """Stop the request. Safe at any time, and again."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
 
 
 class Engine(Protocol):
@@ -19,6 +31,18 @@ class Engine(Protocol):
 
     def prepare(self, conversation: Conversation) -> PreparedPrompt:
         """Decode, template and tokenize. Slow, thread-safe. Raises `RequestError`."""
+        ...
+
+    def prepare_text(self, prompt: str | Sequence[int], field: str = "prompt") -> PreparedPrompt:
+        """Make a prompt of plain text or of ids. Slow, thread-safe. Raises `RequestError` about `field`."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], field: str = "tokens") -> str:
+        """The text of ids, control tokens spelled out. Thread-safe. Raises `RequestError` about `field`."""
+        ...
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it. Thread-safe."""
         ...
 
     def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kaminari.engine.info import EngineInfo, EngineStatus
-from kaminari.engine.stream import EventStream
 from kaminari.openai_api import errors
-from kaminari.openai_api.engine_protocol import Engine
+from kaminari.openai_api.engine_protocol import AnswerStream, Engine
 from kaminari.openai_api.metrics import Metrics
 
 
@@ -32,7 +31,7 @@ class Lifecycle:
         self.stopping = False
         self.work_left = False
         self.grace_over = asyncio.Event()
-        self._streams: set[EventStream] = set()
+        self._streams: set[AnswerStream] = set()
 
     def attach(self, engine: Engine) -> None:
         """The engine is loaded: requests are served from now on. Safe from any thread."""
@@ -50,7 +49,7 @@ class Lifecycle:
         return self.engine
 
     @contextmanager
-    def running(self, stream: EventStream) -> Iterator[None]:
+    def running(self, stream: AnswerStream) -> Iterator[None]:
         """The stream is aborted when the block is left, however that happens, or when the grace ends."""
         self._streams.add(stream)
         try:

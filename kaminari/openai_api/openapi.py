@@ -18,6 +18,8 @@ from kaminari import __version__
 from kaminari.openai_api.responses import JsonResponse
 from kaminari.openai_api.schemas import responses
 from kaminari.openai_api.schemas.chat import ChatRequest
+from kaminari.openai_api.schemas.completions import CompletionRequest
+from kaminari.openai_api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from kaminari.openai_api.security import OPEN_PATHS
 
 Json = dict[str, Any]
@@ -43,6 +45,14 @@ OPERATIONS: Mapping[str, Operation] = {
         responses.ChatCompletion,
         responses.ChatCompletionChunk,
     ),
+    "/v1/completions": Operation(
+        "Go on from a text",
+        CompletionRequest,
+        responses.TextCompletion,
+        responses.TextCompletion,
+    ),
+    "/tokenize": Operation("Count the tokens of a prompt", TokenizeRequest, responses.Tokenized),
+    "/detokenize": Operation("Give the text of tokens", DetokenizeRequest, responses.Detokenized),
     "/v1/models": Operation("List the served model and its aliases", gives=responses.ModelList),
     "/v1/models/{id:path}": Operation("Describe one model", gives=responses.Model),
     "/health": Operation("Say whether requests are served", gives=responses.HealthBody),

@@ -7,6 +7,9 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+CLIENT_CLOSED_REQUEST = 499
+"""What is logged for a client that has left; nobody reads it."""
+
 
 class JsonResponse(Response):
     """A body of plain dicts, lists, strings and numbers."""

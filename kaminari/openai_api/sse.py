@@ -13,7 +13,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from kaminari.engine.stream import EventStream
+from kaminari.openai_api.engine_protocol import AnswerStream
 from kaminari.openai_api.lifecycle import Lifecycle
 
 log = logging.getLogger("kaminari.http")
@@ -37,7 +37,7 @@ class StreamResponse(EventSourceResponse):
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        stream: EventStream,
+        stream: AnswerStream,
         lifecycle: Lifecycle,
         *,
         send_timeout: float,

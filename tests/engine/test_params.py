@@ -30,6 +30,19 @@ from kaminari.engine.params import SamplingParams
         ("stop", ("x",) * 17),
         ("stop", ("",)),
         ("stop", ("x" * 1025,)),
+        ("presence_penalty", 2.01),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", -2.01),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("logit_bias", ((1, 100.5),)),
+        ("logit_bias", ((1, float("nan")),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", tuple((token, 1.0) for token in range(1025))),
+        ("stop_token_ids", (1,) * 129),
+        ("min_tokens", -1),
+        ("logprobs", -1),
+        ("logprobs", 21),
     ],
 )
 def test_a_bad_value_names_its_field(field: str, value: Any) -> None:
@@ -68,3 +81,17 @@ def test_a_prompt_that_is_too_long_says_both_numbers() -> None:
     assert error.field == "messages"
     assert "2048" in error.message
     assert "at least 5000" in error.message
+
+
+@pytest.mark.parametrize("token", [-1, 100, 2**40])
+def test_a_token_that_the_vocabulary_does_not_have_is_refused(token: int) -> None:
+    for params in (SamplingParams(logit_bias=((token, 1.0),)), SamplingParams(stop_token_ids=(5, token))):
+        with pytest.raises(RequestError, match="0 to 99"):
+            params.check_vocabulary(100)
+    SamplingParams(logit_bias=((0, 1.0), (99, 1.0)), stop_token_ids=(0, 99)).check_vocabulary(100)
+
+
+def test_a_least_length_above_the_most_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(max_tokens=5, min_tokens=6)
+    assert caught.value.field == "min_tokens"

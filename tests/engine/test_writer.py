@@ -10,11 +10,13 @@ from kaminari.engine.detokenizer import DetokenizerFactory
 from kaminari.engine.events import ChoiceFinished, Delta, Event, FinishReason
 from kaminari.engine.grammar import GrammarCompiler
 from kaminari.engine.params import SamplingParams
+from kaminari.engine.token_text import TokenText
 from kaminari.engine.writer import ChoiceWriter
 from tests.checkpoints import build_tokenizer
 
 TOKENIZER: Tokenizer = build_tokenizer()
 DETOKENIZERS = DetokenizerFactory(TOKENIZER)
+TEXT = TokenText(TOKENIZER)
 END = TOKENIZER.token_to_id("<|im_end|>")
 
 
@@ -25,7 +27,7 @@ def ids(text: str) -> list[int]:
 def write(
     tokens: list[int], params: SamplingParams, max_tokens: int = 1000
 ) -> tuple[str, list[Event], ChoiceWriter]:
-    writer = ChoiceWriter(0, DETOKENIZERS.new(), params, frozenset({END}), max_tokens)
+    writer = ChoiceWriter(0, DETOKENIZERS.new(), params, frozenset({END}), max_tokens, TEXT)
     events: list[Event] = []
     for token in tokens:
         events += writer.push(token)
@@ -85,7 +87,9 @@ def test_a_choice_that_is_over_takes_no_more_tokens() -> None:
 def test_a_grammar_that_is_finished_ends_the_choice() -> None:
     compiler = GrammarCompiler(TOKENIZER, {END})
     constraint = compiler.compile(ChoiceFormat(("the end",))).new()
-    writer = ChoiceWriter(0, DETOKENIZERS.new(), SamplingParams(ignore_eos=True), {END}, 1000, constraint)
+    writer = ChoiceWriter(
+        0, DETOKENIZERS.new(), SamplingParams(ignore_eos=True), {END}, 1000, TEXT, constraint
+    )
     *before, last = ids("the end")
     assert all(len(writer.push(token)) == 1 for token in before)
     assert writer.push(last)[-1] == ChoiceFinished(0, FinishReason.STOP)

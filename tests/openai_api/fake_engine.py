@@ -24,6 +24,7 @@ INFO = EngineInfo(
     quantization="none",
     slots=4,
     context=128,
+    vocab_size=1000,
     choices=4,
     weight_bytes=1,
     cache_bytes=1,
@@ -36,7 +37,7 @@ TOKENS = (" Hello", ",", " wor", "", "ld", "\n", "")
 Script = Callable[[SamplingParams], Iterable[Sequence[Event]]]
 
 
-def prompt() -> PreparedPrompt:
+def make_prompt() -> PreparedPrompt:
     positions = np.tile(np.arange(len(PROMPT_IDS)), (3, 1))
     return PreparedPrompt(token_ids=PROMPT_IDS, positions=positions, position_offset=0)
 
@@ -70,7 +71,7 @@ def endless(params: SamplingParams) -> Iterator[list[Event]]:
 class FakeEngine:
     """Plays `script` for each request: at once, or with `pause` seconds after each step on a thread.
 
-    conversations, params:  what was handed over
+    conversations, texts, params:  what was handed over
     live:                   streams that have neither ended nor been aborted
     aborted:                how many were
     """
@@ -80,6 +81,7 @@ class FakeEngine:
         self.script = script
         self.pause = pause
         self.conversations: list[Conversation] = []
+        self.texts: list[str | Sequence[int]] = []
         self.params: list[SamplingParams] = []
         self.prepare_hook: Callable[[], None] = lambda: None
         self.submit_hook: Callable[[], None] = lambda: None
@@ -92,7 +94,18 @@ class FakeEngine:
     def prepare(self, conversation: Conversation) -> PreparedPrompt:
         self.conversations.append(conversation)
         self.prepare_hook()
-        return prompt()
+        return make_prompt()
+
+    def prepare_text(self, prompt: str | Sequence[int], field: str = "prompt") -> PreparedPrompt:
+        self.texts.append(prompt)
+        self.prepare_hook()
+        return make_prompt()
+
+    def decode(self, token_ids: Sequence[int], field: str = "tokens") -> str:
+        return "".join(f"<{token}>" for token in token_ids)
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"t{token}" for token in token_ids]
 
     def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:
         self.submit_hook()

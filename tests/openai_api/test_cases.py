@@ -16,6 +16,7 @@ import pytest
 from kaminari.config import EngineSettings, ModelSettings, ServerSettings, Settings
 from kaminari.engine.engine import Engine
 from tests.cases.loading import case, file_facts, resolve
+from tests.engine.harness import quiet
 from tests.openai_api.harness import CHAT, client_of, error_of, events_of, make_app, post, serving, until
 
 NAME = "kaminari-demo"
@@ -88,6 +89,27 @@ async def test_str_error_first(engine: Engine) -> None:
     response = await post(engine, **request_of("lim-overflow", stream=True))
     assert response.status_code == 400
     assert error_of(response)["code"] == "context_length_exceeded"
+
+
+async def test_str_done(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = request_of("str-done", ignore_eos=True, temperature=0)
+    for fields in ({}, {"stop": ["a", "e", "i"]}, {"max_tokens": 1}):
+        assert await stream(engine, **{**body, **fields})
+    faults = iter([None, None, None, RuntimeError("injected")])
+    runner = engine._loop.runner
+    decode = runner.decode
+
+    def breaks(rows: Any) -> Any:
+        if (fault := next(faults, None)) is not None:
+            raise fault
+        return decode(rows)
+
+    monkeypatch.setattr(runner, "decode", breaks)
+    with quiet("kaminari.engine"), quiet("kaminari.http"):
+        chunks = await stream(engine, **body)
+    assert chunks[-1]["error"]["type"] == "server_error"
+    assert "injected" not in chunks[-1]["error"]["message"]
+    assert joined(await stream(engine, **ask("What is the capital of France?"))) == "Paris"
 
 
 def test_str_disconnect(engine: Engine) -> None:

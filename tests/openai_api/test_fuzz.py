@@ -83,6 +83,8 @@ def _short(body: Any) -> Any:
     """No long answers: what is fuzzed is what is understood, not how long it goes on."""
     if isinstance(body, dict) and "messages" in body:
         return {"max_tokens": 3, **body, "max_completion_tokens": 2}
+    if isinstance(body, dict) and "prompt" in body:
+        return {**body, "max_tokens": 2}
     return body
 
 

@@ -24,6 +24,7 @@ _PHRASES: Mapping[str, tuple[str, str]] = {
     "dict_type": ("must be an object", "invalid_type"),
     "literal_error": ("must be {expected}", "invalid_value"),
     "greater_than_equal": ("must be at least {ge}", "invalid_value"),
+    "less_than_equal": ("must be at most {le}", "invalid_value"),
     "string_pattern_mismatch": ("must match {pattern}", "invalid_value"),
     "too_short": ("must hold at least {min_length} item(s)", "invalid_value"),
     "too_long": ("must hold at most {max_length} items", "invalid_value"),

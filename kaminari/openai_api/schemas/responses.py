@@ -80,10 +80,27 @@ class AnswerMessage(Answer):
     tool_calls: list[ToolCall] | None = None
 
 
+class NamedToken(Answer):
+    """`bytes` are the raw bytes that the token adds to the content; none for a control token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobs(NamedToken):
+    top_logprobs: list[NamedToken]
+
+
+class ChatLogprobs(Answer):
+    content: list[TokenLogprobs]
+    refusal: None
+
+
 class ChatChoice(Answer):
     index: int
     message: AnswerMessage
-    logprobs: dict[str, Any] | None
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
@@ -104,7 +121,7 @@ class ChatCompletion(Envelope):
 class ChunkChoice(Answer):
     index: int
     delta: dict[str, Any]
-    logprobs: dict[str, Any] | None
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
@@ -115,6 +132,42 @@ class ChatCompletionChunk(Envelope):
     choices: list[ChunkChoice]
     usage: Usage | None = None
     timings: Timings | None = None
+
+
+class TextLogprobs(Answer):
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class TextChoice(Answer):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class TextCompletion(Envelope):
+    """An answer of `/v1/completions`, and the data of an event of its stream."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+class Tokenized(Answer):
+    """`count` has the placeholders of pictures in it; `max_model_len` is the context."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Answer):
+    prompt: str
 
 
 class Model(Answer):
