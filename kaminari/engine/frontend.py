@@ -29,6 +29,8 @@ from kaminari.model.family import CheckpointError, PictureBudget, PictureError, 
 from kaminari.model.picture import Picture
 from kaminari.model.tokenizer import load_tokenizer
 
+MAX_KWARGS_DEPTH = 32
+
 
 @dataclass(frozen=True, slots=True)
 class PictureRules:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kaminari.engine.control_text import SENTINEL
 from kaminari.engine.text_encoding import CHUNK, NFC_SHRINKS, Control, TextEncoder
 from kaminari.model.family import CheckpointError
 from kaminari.model.tokenizer import load_tokenizer
@@ -85,7 +86,11 @@ def test_hostile_text_is_text(encoder: TextEncoder, texts: list[str]) -> None:
 @pytest.mark.parametrize("lstrip", [False, True])
 @pytest.mark.parametrize("rstrip", [False, True])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(ordinary | st.just("<ctl>") | st.just(" \u2003\n<ctl>\t "), max_size=6).map("".join))
+@given(
+    st.lists(ordinary | st.just("<ctl>") | st.just(" \u2003\n<ctl>\t "), max_size=6)
+    .map("".join)
+    .filter(lambda text: SENTINEL not in text)  # a template's own text; what people write comes escaped
+)
 def test_blanks_beside_a_control_token_go_where_the_library_puts_them(
     lstrip: bool, rstrip: bool, text: str
 ) -> None:
