@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from kaminari.model.family import CheckpointError
+from kaminari.model.family import CheckpointError, LoadOptions
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -142,6 +142,37 @@ def load_tensors(
     for name, original in copies.items():
         if name in tensors and not torch.equal(_read(tensors, name), _read(tensors, original)):
             raise CheckpointError(f"config.json ties {name} to {original}, and the two differ")
+
+
+class OpenCheckpoint(Protocol):
+    """A checkpoint whose headers were read and accepted, and the network on the meta device that it fills.
+
+    copies:  names of tensors that must equal another one where the checkpoint holds them (a tied head)
+    """
+
+    @property
+    def network(self) -> nn.Module: ...
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
+    @property
+    def placements(self) -> Mapping[str, Placement]: ...
+    @property
+    def copies(self) -> Mapping[str, str]: ...
+
+
+def load_network(
+    checkpoint: OpenCheckpoint, text: nn.Module, vision: nn.Module, options: LoadOptions
+) -> None:
+    """Load every weight onto the device, each half of the network in its dtype. Raises `CheckpointError`."""
+    materialize(text, options.device, options.dtype)
+    materialize(vision, options.device, options.vision_dtype)
+    load_tensors(
+        checkpoint.network,
+        checkpoint.tensors,
+        checkpoint.placements,
+        copies=checkpoint.copies,
+        progress=options.progress,
+    )
 
 
 def _weight_files(folder: Path) -> list[Path]:

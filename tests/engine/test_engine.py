@@ -94,6 +94,7 @@ def test_an_abandoned_iterator_frees_its_slot(engine: Engine) -> None:
         break
     stream.abort()
     until_free(engine)
+    assert engine.status().running == 0
 
 
 def test_the_queue_is_bounded(tiny_checkpoint: Path) -> None:

@@ -347,6 +347,7 @@ async def test_the_requests_of_the_cases_are_answered(engine: Engine, case_id: s
     body = case(case_id).request(NAME)
     streamed = gather((await post(engine, **body)).text)
     whole = await post(engine, **{**body, "stream": False})
+    assert whole.status_code == 200
     same(whole.json()["choices"][0], streamed)
 
 

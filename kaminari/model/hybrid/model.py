@@ -13,7 +13,7 @@ from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.family import Footprint, LoadOptions, VisionLanguageModel, VisionRows
 from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.weights import HybridCheckpoint, HybridNetwork
-from kaminari.model.loading import load_tensors, materialize
+from kaminari.model.loading import load_network
 from kaminari.model.picture import Picture
 
 Encode = Callable[[nn.Module, Tensor, Picture, torch.dtype], VisionRows]
@@ -96,15 +96,7 @@ def footprint(checkpoint: HybridCheckpoint, dtype: torch.dtype, vision_dtype: to
 def load(checkpoint: HybridCheckpoint, encode: Encode, options: LoadOptions) -> HybridModel:
     """Load every weight onto the device, each half of the model in its dtype. Raises `CheckpointError`."""
     network = checkpoint.network
-    materialize(network.text, options.device, options.dtype)
-    materialize(network.vision, options.device, options.vision_dtype)
-    load_tensors(
-        network,
-        checkpoint.tensors,
-        checkpoint.placements,
-        copies=checkpoint.copies,
-        progress=options.progress,
-    )
+    load_network(checkpoint, network.text, network.vision, options)
     return HybridModel(network, checkpoint.sizes, encode, options.device, options.dtype)
 
 

@@ -32,21 +32,13 @@ class Qwen3VLFamily:
 
     def load(self, folder: Path, options: LoadOptions) -> VisionLanguageModel:
         """Load every weight onto the device, each half of the model in its dtype."""
-        from kaminari.model.loading import load_tensors, materialize
+        from kaminari.model.loading import load_network
         from kaminari.model.qwen3_vl.model import Qwen3VL
         from kaminari.model.qwen3_vl.weights import open_checkpoint
 
         checkpoint = open_checkpoint(folder)
         network = checkpoint.network
-        materialize(network.text, options.device, options.dtype)
-        materialize(network.vision, options.device, options.vision_dtype)
-        load_tensors(
-            network,
-            checkpoint.tensors,
-            checkpoint.placements,
-            copies=checkpoint.copies,
-            progress=options.progress,
-        )
+        load_network(checkpoint, network.text, network.vision, options)
         return Qwen3VL(network, checkpoint.config.text, options.device, options.dtype)
 
 
