@@ -28,6 +28,12 @@ _TILE = 64
 _MIN_DOT_ROWS = 16
 
 
+def fits(step: Tensor, queries: int) -> bool:
+    """Whether the kernels were made for a step's [T, heads, head_dim] and for rows of `queries` tokens."""
+    head_dim = step.shape[2]
+    return 1 <= queries <= MAX_QUERIES and head_dim >= _MIN_DOT_ROWS and head_dim & (head_dim - 1) == 0
+
+
 def write(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, kv_lens: Tensor) -> None:
     """Write a step's keys and values to the last places of their slots.
 
@@ -115,15 +121,14 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, kv_lens: Tens
 
 
 def _check(step: Tensor, keys: Tensor, queries: int) -> None:
-    """Raise ValueError unless a step's tensor [T, heads, head_dim] fits the cache's keys."""
+    """Raise ValueError unless a step's tensor [T, heads, head_dim] fits the kernels and the cache's keys."""
     heads, kv_heads, head_dim = step.shape[1], keys.shape[1], keys.shape[3]
-    if not 1 <= queries <= MAX_QUERIES:
-        raise ValueError(f"a row has 1 to {MAX_QUERIES} query tokens here, not {queries}")
-    if heads % kv_heads:
-        raise ValueError(f"{heads} heads are no multiple of {kv_heads} key-value heads")
-    if step.shape[2] != head_dim or head_dim < _MIN_DOT_ROWS or head_dim & (head_dim - 1):
+    if heads % kv_heads or step.shape[2] != head_dim:
+        raise ValueError(f"{heads} heads of {step.shape[2]} do not fit a cache of {kv_heads} of {head_dim}")
+    if not fits(step, queries):
         raise ValueError(
-            f"a head size of {step.shape[2]} in a cache of {head_dim}: a power of two from 16 is needed"
+            f"made for 1 to {MAX_QUERIES} query tokens and heads of a power of two from {_MIN_DOT_ROWS}, "
+            f"not {queries} tokens and heads of {head_dim}"
         )
 
 
@@ -158,7 +163,8 @@ def _write_kernel(
     tl.store(values + target, tl.load(v + token * v_token + head * v_head + dim))
 
 
-@triton.jit
+# The number of segments grows with the longest row: one build serves every number.
+@triton.jit(do_not_specialize=["segments"])
 def _segment_kernel(
     q,
     keys,
@@ -223,7 +229,7 @@ def _segment_kernel(
     tl.store(partial + cell[:, None] * HEAD_DIM + dim[None, :], mixed)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments"])
 def _merge_kernel(
     partial,
     maxima,

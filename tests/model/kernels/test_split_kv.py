@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kaminari.model.attention import attend
+from kaminari.engine.conversation import Conversation
+from kaminari.model import attention
+from kaminari.model.attention import attend_rows
 from kaminari.model.batch import RowLengths, StepBatch
 from kaminari.model.cache import AttentionKV
+from tests.engine.harness import hand_loop, picture, poison
 
 split_kv = pytest.importorskip("kaminari.model.kernels.split_kv", exc_type=ModuleNotFoundError)
 
@@ -71,7 +76,7 @@ class Case:
             logit_rows=torch.arange(rows),
             host=RowLengths(tuple(self.slots), (self.queries,) * rows, tuple(self.lengths)),
         )
-        return attend(self.q, self.k, self.v, self.cache, batch)
+        return attend_rows(self.q, self.k, self.v, self.cache, batch)
 
     def answer(self, longest: int | None = None) -> Tensor:
         slots, lengths = self.index()
@@ -155,11 +160,50 @@ def test_nan_in_a_query_stays_visible_and_in_its_row() -> None:
 
 
 def test_what_it_was_not_made_for_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 to 8 query tokens"):
+    with pytest.raises(ValueError, match="not 9 tokens"):
         Case([20], queries=9).answer()
-    with pytest.raises(ValueError, match="power of two"):
+    with pytest.raises(ValueError, match="heads of 24"):
         Case([20], head_dim=24).answer()
     case = Case([20])
     case.q = case.q[:, :3]
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="3 heads of 16 do not fit"):
         case.answer()
+
+
+def test_a_model_that_decodes_with_the_kernels_gives_the_same_tokens(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = (Conversation.ask("Hello, who are you?"), Conversation.ask("What is it?", picture(96, 64, 1)))
+
+    def tokens() -> list[tuple[int, ...]]:
+        engine = hand_loop(tiny_checkpoint, slots=3)
+        poison(engine.loop.runner.cache)
+        running = [engine.submit(prompt) for prompt in prompts]
+        engine.run()
+        return [one.token_ids() for one in running]
+
+    monkeypatch.setattr(attention, "_kernels", lambda _: None)
+    plain = tokens()
+    steps: list[int] = []
+
+    class Counted:
+        """The kernels, and the rows of every step that they attended."""
+
+        fits, write = staticmethod(split_kv.fits), staticmethod(split_kv.write)
+
+        @staticmethod
+        def attend(q: Tensor, *rest: Any) -> Tensor:
+            steps.append(q.shape[0])
+            answer: Tensor = split_kv.attend(q, *rest)
+            return answer
+
+    monkeypatch.setattr(attention, "_kernels", lambda _: Counted)
+    assert tokens() == plain
+    assert set(steps) == {1, 2}
+
+
+def test_only_short_rows_of_one_length_on_cuda_go_to_the_kernels() -> None:
+    assert attention._kernels("cpu") is None
+    assert split_kv.fits(torch.empty(8, 4, 128), 8)
+    assert not split_kv.fits(torch.empty(9, 4, 128), 9)
+    assert not split_kv.fits(torch.empty(1, 4, 72), 1)
