@@ -19,6 +19,8 @@ from tests.engine.harness import hand_loop, picture, poison
 
 split_kv = pytest.importorskip("kaminari.model.kernels.split_kv", exc_type=ModuleNotFoundError)
 
+pytestmark = pytest.mark.on_device
+
 SLOTS = 6
 CAPACITY = 600
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,19 +99,16 @@ def check(case: Case) -> None:
         torch.testing.assert_close(ours, oracle, atol=0, rtol=0, equal_nan=True)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("lengths", [[1], [255], [256], [257], [513, 1, 64], [600, 300, 65, 2]])
 def test_a_decode_step_equals_the_plain_attention(lengths: list[int]) -> None:
     check(Case(lengths))
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("queries", [2, 3, 5, 8])
 def test_a_draft_check_sees_what_lies_before_each_of_its_tokens(queries: int) -> None:
     check(Case([queries, 256 + queries // 2, 258, 300], queries=queries))
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(1, 1, 16), (16, 8, 32), (8, 1, 128), (6, 2, 256)]
 )
@@ -117,18 +116,15 @@ def test_every_grouping_of_heads(heads: int, kv_heads: int, head_dim: int) -> No
     check(Case([70, 300], heads=heads, kv_heads=kv_heads, head_dim=head_dim))
 
 
-@pytest.mark.cuda
 def test_float16() -> None:
     check(Case([300, 17], dtype=torch.float16))
 
 
-@pytest.mark.cuda
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="Triton's interpreter multiplies bfloat16 as integers")
 def test_bfloat16() -> None:
     check(Case([300, 17], dtype=torch.bfloat16))
 
 
-@pytest.mark.cuda
 def test_a_row_ignores_its_neighbours_the_launch_and_the_capacity() -> None:
     alone = Case([300], seed=3)
     crowd = Case([300, 5, 599], seed=3, capacity=700)
@@ -138,7 +134,6 @@ def test_a_row_ignores_its_neighbours_the_launch_and_the_capacity() -> None:
     assert torch.equal(alone.answer(), crowd.answer(longest=700)[:1])
 
 
-@pytest.mark.cuda
 def test_a_padding_row_reads_and_writes_nothing() -> None:
     case = Case([40, 7], seed=5)
     case.lengths[1] = 0
@@ -148,7 +143,6 @@ def test_a_padding_row_reads_and_writes_nothing() -> None:
     torch.testing.assert_close(case.cache.keys[case.slots[1]], before, atol=0, rtol=0, equal_nan=True)
 
 
-@pytest.mark.cuda
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # numpy, in the interpreter
 def test_nan_in_a_query_stays_visible_and_in_its_row() -> None:
     case = Case([300, 20])
