@@ -1,16 +1,21 @@
 """Attention over the slot cache behind one name: `attend` writes a step's keys and values and reads them.
 
 This module owns the layout of the cache's reads and writes. It reads each row's length, never a slot's
-capacity, gathers nothing, and lets no row see another. Other backends take the place of `_attend_row` per
-row, or of the whole body of `attend` (one operator over the whole cache, `batch.slots` and `batch.kv_lens`);
-the per-row one stays as the oracle that they are compared with.
+capacity, gathers nothing, and lets no row see another. `attend_rows` runs everywhere, row by row through
+torch's own attention, and is the oracle that other backends are compared with. On CUDA, where Triton is
+installed, a step whose rows have one to eight tokens each goes to `kaminari.model.kernels.split_kv`: it
+reads slots and lengths on the device.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV
@@ -25,6 +30,30 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch
 
     The batch must have passed `SlotCache.check_rows`.
     """
+    kernels = _kernels(q.device.type)
+    if kernels is None or len(set(batch.host.q_lens)) > 1 or not kernels.fits(q, batch.host.q_lens[0]):
+        return attend_rows(q, k, v, layer, batch)
+    kernels.write(k, v, layer.keys, layer.values, batch.slots, batch.kv_lens)
+    longest = max(batch.host.kv_lens)
+    answer: Tensor = kernels.attend(q, layer.keys, layer.values, batch.slots, batch.kv_lens, longest)
+    return answer
+
+
+@cache
+def _kernels(device_type: str) -> ModuleType | None:
+    """Return the decode kernels for a kind of device, or None where there are none."""
+    if device_type != "cuda":
+        return None
+    try:
+        # Imported where it is used: the import costs a second, and a CPU has no use for it.
+        from kaminari.model.kernels import split_kv
+    except ModuleNotFoundError:
+        return None
+    return split_kv
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
+    """`attend`, one row after the other, on every device and for every mix of lengths."""
     rows = batch.host
     output = torch.empty_like(q)
     start = 0
@@ -63,8 +92,11 @@ def _attend_row(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _bottom_right_mask(q_len: int, kv_len: int, device: torch.device) -> Tensor:
-    """[q_len, kv_len], True where a key may be read: the last query reads all.
+    """A mask in which the last of q_len queries reads all kv_len keys; `is_causal` is aligned upper-left.
 
-    `is_causal` is aligned upper-left, so it is right only where q_len equals kv_len.
+    On CUDA it is a bias that flash and memory-efficient attention take without a mask in memory; elsewhere a
+    tensor [q_len, kv_len], True where a key may be read.
     """
+    if device.type == "cuda":
+        return causal_lower_right(q_len, kv_len)
     return torch.ones(q_len, kv_len, dtype=torch.bool, device=device).tril(kv_len - q_len)

@@ -170,7 +170,9 @@ class Sabotaged(VisionLanguageModel):
         if set(batch.host.q_lens) == {1}:
             self.decode_batches.append(len(batch.host.slots))
         hidden = self.model.forward(batch, cache)
-        row_of = torch.repeat_interleave(torch.arange(len(batch.host.slots)), batch.q_lens.long())
+        row_of = torch.repeat_interleave(
+            torch.arange(len(batch.host.slots), device=self.device), batch.q_lens.long()
+        )
         for row, slot in enumerate(batch.host.slots):
             if slot in self.nan_slots:
                 hidden = torch.where((row_of == row)[:, None], torch.nan, hidden)

@@ -17,6 +17,8 @@ from tests.engine.test_loop import PROMPTS, Turns, conversation, golden_answer
 from tests.hybrid_checkpoints import MINICPM_V_VARIANTS, QWEN3_5_VARIANTS
 from tests.reference import Greedy, Reference, assert_same_tokens, differing_tokens
 
+pytestmark = pytest.mark.on_device
+
 VARIANTS = (*QWEN3_5_VARIANTS, *MINICPM_V_VARIANTS)
 FAMILIES = ("qwen3_5", "minicpm_v")
 

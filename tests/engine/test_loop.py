@@ -17,6 +17,8 @@ from kaminari.engine.params import SamplingParams
 from tests.engine.harness import HandLoop, Sabotaged, hand_loop, picture, poison, quiet
 from tests.reference import Greedy, Reference, differing_tokens, reference_greedy
 
+pytestmark = pytest.mark.on_device
+
 VARIANTS = ("tied-grouped", "untied-grouped", "tied-ungrouped", "untied-wide", "sharded")
 TOKENS = 12
 
