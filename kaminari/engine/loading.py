@@ -94,7 +94,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
     """
     plan = plan_model(settings)
     if plan.device.type == "cpu":
-        torch.set_num_threads(_threads(settings))
+        torch.set_num_threads(cpu_threads(settings))
     frontend = Frontend(
         plan.folder, plan.prompt_format, picture_rules(settings.pictures), plan.capacity.context
     )
@@ -134,7 +134,7 @@ def picture_rules(settings: PictureSettings) -> PictureRules:
     )
 
 
-def _threads(settings: Settings) -> int:
+def cpu_threads(settings: Settings) -> int:
     if settings.engine.threads != "auto":
         return settings.engine.threads
     usable = len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else 0

@@ -1,0 +1,85 @@
+"""What the machine can do at most, measured: how fast it reads memory, multiplies, and reads a file.
+
+Limits are the best of several tries, not medians: a floor that follows from a limit must not be passed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from kaminari.bench.timing import timed
+
+TRIES = 5
+LEAST_READ, MOST_READ = 1 << 20, 1 << 30
+LEAST_SECONDS = 0.002
+MULTIPLY_ROWS = 512
+MULTIPLY_WIDTHS = (2048, 6144)
+FILE_PART = 1 << 24
+MOST_FILE = 1 << 29
+
+
+def read_rate(device: torch.device, dtype: torch.dtype, step_bytes: int) -> tuple[float, int]:
+    """Bytes per second of reading, and how many bytes were read over and over.
+
+    What is read is as large as what a step reads, up to 1 GiB: weights that fit into a cache are read at the
+    cache's speed. The faster of a sum and of a matrix times a vector, each of which needs every byte once.
+    """
+    size = max(LEAST_READ, min(MOST_READ, step_bytes))
+    columns = 1024
+    matrix = torch.ones(size // (columns * dtype.itemsize), columns, dtype=dtype, device=device)
+    vector = torch.ones(columns, dtype=dtype, device=device)
+    plain = matrix.view(-1).view(torch.float32)
+    size = matrix.nbytes
+    seconds = min(_best(lambda: plain.sum(), device), _best(lambda: torch.mv(matrix, vector), device))
+    return size / seconds, size
+
+
+def multiply_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a product as large as those of prefill, in the served dtype."""
+    across, down = MULTIPLY_WIDTHS
+    weight = torch.randn(down, across, device=device).to(dtype)
+    rows = torch.randn(MULTIPLY_ROWS * (8 if device.type == "cuda" else 1), across, device=device).to(dtype)
+    seconds = _best(lambda: F.linear(rows, weight), device)
+    return 2 * rows.shape[0] * across * down / seconds
+
+
+def file_rate(file: Path) -> float:
+    """Bytes per second of reading a file, or the first 512 MiB of it, from wherever the system has it now."""
+    left = min(file.stat().st_size, MOST_FILE)
+    read = 0
+    began = time.perf_counter()
+    with file.open("rb", buffering=0) as handle:
+        part = bytearray(FILE_PART)
+        while read < left and (got := handle.readinto(part)):
+            read += got
+    return read / (time.perf_counter() - began)
+
+
+def forget_file(file: Path) -> bool:
+    """Ask the system to drop a file from its cache. False where it cannot be asked."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+    return True
+
+
+def _best(work: object, device: torch.device) -> float:
+    """The least seconds of one call, over tries that each last long enough to be timed."""
+    assert callable(work)
+    once = timed(work, device)
+    times = max(1, int(LEAST_SECONDS / max(once, 1e-9)))
+
+    def several() -> None:
+        for _ in range(times):
+            work()
+
+    return min(timed(several, device) / times for _ in range(TRIES))
