@@ -25,6 +25,8 @@ from kaminari.openai_api.security import OPEN_PATHS
 Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{model}"
+_NULL = {"type": "null"}
+_ABOUT = ("title", "description", "default")
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -165,4 +167,18 @@ def _schemas() -> Json:
         schema_generator=_Generator,
     )
     schemas: Json = found["$defs"]
+    for schema in schemas.values():
+        if schema.get("additionalProperties") is False:
+            _allow_nulls(schema)
     return schemas
+
+
+def _allow_nulls(schema: Json) -> None:
+    """In a request null is the same as absent, which the types of the fields do not say."""
+    for name, described in schema["properties"].items():
+        if name in schema.get("required", ()):
+            continue
+        says = {key: described.pop(key) for key in tuple(described) if key not in _ABOUT}
+        options = says.pop("anyOf", [says] if says else [])
+        if options:
+            described["anyOf"] = options if _NULL in options else [*options, _NULL]

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kaminari.config import LogLevel, ServerSettings
+from kaminari.openai_api.http_protocol import HttpProtocol
 from kaminari.openai_api.lifecycle import Lifecycle
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -52,7 +53,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from pydantic import BaseModel
 
@@ -78,6 +79,37 @@ async def test_the_chat_request_has_every_field_and_refuses_others() -> None:
     stop = schema["properties"]["stop"]["anyOf"]
     assert {"type": "string"} in stop
     assert {"type": "array", "items": {"type": "string"}} in stop
+
+
+def schemas_within(value: Any) -> list[dict[str, Any]]:
+    """Every object below a part of the document that has a default."""
+    if isinstance(value, list):
+        return [found for item in value for found in schemas_within(item)]
+    if not isinstance(value, dict):
+        return []
+    return [*([value] if "default" in value else []), *schemas_within(list(value.values()))]
+
+
+async def test_every_schema_is_one_and_takes_its_own_defaults() -> None:
+    components = (await fetch())["components"]
+    for name, schema in components["schemas"].items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        for described in schemas_within(schema):
+            validator = jsonschema.Draft202012Validator({**described, "components": components})
+            assert validator.is_valid(described["default"]), (name, described)
+
+
+async def test_a_field_that_may_be_absent_may_be_null() -> None:
+    components = (await fetch())["components"]
+    requests = [
+        schema for schema in components["schemas"].values() if schema.get("additionalProperties") is False
+    ]
+    assert len(requests) > 10
+    for schema in requests:
+        for name, described in schema["properties"].items():
+            validator = jsonschema.Draft202012Validator({**described, "components": components})
+            if name not in schema.get("required", ()):
+                assert validator.is_valid(None), (schema["title"], name)
 
 
 async def test_keys_are_described_where_they_are_needed() -> None:
