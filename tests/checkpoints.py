@@ -232,25 +232,29 @@ def _config(shape: Shape, tokenizer: Tokenizer) -> Qwen3VLConfig:
 
 
 def spread(model: torch.nn.Module, seed: int) -> None:
-    """Draw every weight anew, so that greedy answers vary and depend on all that came before.
+    """Draw every weight anew, as `widen` scales it."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(widen(name, torch.empty(weight.shape).normal_(generator=generator)))
+
+
+def widen(name: str, noise: torch.Tensor) -> torch.Tensor:
+    """A parameter's weight (or rows of it) of standard noise, so that greedy answers vary and depend on all
+    that came before.
 
     Matrices get a standard deviation of gain / sqrt(fan in), with more gain where a layer writes to the
     residual stream: its layers then outweigh the last token's own embedding. A wide `q_norm` sharpens the
     attention. All norms scatter, so that one left out or applied twice shows.
     """
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.empty(weight.shape).normal_(generator=generator)
-            if "embed" in name and weight.ndim == 2:
-                weight.copy_(0.3 * noise)
-            elif weight.ndim >= 2:
-                gain = 3.0 if "o_proj" in name or "down_proj" in name else 1.5
-                weight.copy_(gain / math.sqrt(weight[0].numel()) * noise)
-            elif "norm" in name and name.endswith("weight"):
-                weight.copy_((2.0 if "q_norm" in name else 1.0) * (1.0 + 0.2 * noise))
-            else:
-                weight.copy_(0.2 * noise)
+    if "embed" in name and noise.ndim == 2:
+        return 0.3 * noise
+    if noise.ndim >= 2:
+        gain = 3.0 if "o_proj" in name or "down_proj" in name else 1.5
+        return gain / math.sqrt(noise[0].numel()) * noise
+    if "norm" in name and name.endswith("weight"):
+        return (2.0 if "q_norm" in name else 1.0) * (1.0 + 0.2 * noise)
+    return 0.2 * noise
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from tests.checkpoints import (
     build_tokenizer,
     preprocessor,
     save_tokenizer,
+    widen,
     write_json,
 )
 
@@ -214,27 +215,25 @@ def save_model(model: torch.nn.Module, folder: Path, tokenizer: Tokenizer, seed:
 
 
 def _spread(model: torch.nn.Module, seed: int) -> None:
-    """Draw every weight anew, as `tests.checkpoints.spread` does.
-
-    Norms of the text decoder scale by 1 + weight, but for the gated norm of a delta net.
-    """
+    """Draw every weight anew, as `widen_hybrid` scales it."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            noise = torch.empty(weight.shape).normal_(generator=generator)
-            text = "language_model" in name
-            if name.endswith("A_log"):
-                weight.copy_(noise - 3.0)
-            elif name.endswith("dt_bias"):
-                weight.copy_(0.5 * noise)
-            elif "embed" in name and weight.ndim == 2:
-                weight.copy_(0.3 * noise)
-            elif weight.ndim >= 2:
-                writes = any(part in name for part in ("o_proj", "down_proj", "linear_attn.out_proj"))
-                weight.copy_((3.0 if writes else 1.5) / math.sqrt(weight[0].numel()) * noise)
-            elif text and "norm" in name and "linear_attn" not in name:
-                weight.copy_((1.0 if "q_norm" in name else 0.0) + 0.2 * noise)
-            elif "norm" in name and name.endswith("weight"):
-                weight.copy_(1.0 + 0.2 * noise)
-            else:
-                weight.copy_(0.2 * noise)
+            weight.copy_(widen_hybrid(name, torch.empty(weight.shape).normal_(generator=generator)))
+
+
+def widen_hybrid(name: str, noise: torch.Tensor) -> torch.Tensor:
+    """As `tests.checkpoints.widen`. Norms of the text decoder scale by 1 + weight, but for the gated norm of
+    a delta net."""
+    text = "language_model" in name
+    if name.endswith("A_log"):
+        return noise - 3.0
+    if name.endswith("dt_bias"):
+        return 0.5 * noise
+    if "linear_attn.out_proj" in name:
+        return 3.0 / math.sqrt(noise[0].numel()) * noise
+    if text and "norm" in name and "linear_attn" not in name:
+        return (1.0 if "q_norm" in name else 0.0) + 0.2 * noise
+    if "q_norm" in name:
+        return 1.0 + 0.2 * noise
+    return widen(name, noise)
