@@ -17,6 +17,9 @@ from tests.hybrid_checkpoints import build_hybrid
 from tests.openai_api.harness import serving
 from tests.reference import Reference, reference
 
+# these have environments of their own: `scripts/test --clients`
+collect_ignore = ["clients"]
+
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
