@@ -1,4 +1,4 @@
-"""`kaminari serve` as a process of its own: how it ends while something is busy, and how it fails to start."""
+"""`kaminari serve` as a process of its own: how it ends while something is busy, and how its start fails."""
 
 from __future__ import annotations
 
