@@ -10,6 +10,7 @@ from kaminari.engine.constraints import Grammar
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.errors import RequestError
 from kaminari.engine.grammar import GrammarCompiler, Part, form_part, json_part
+from kaminari.engine.grammar_bounds import check_together
 from kaminari.engine.parsing import AnswerSyntax
 from kaminari.engine.tools import NamedTool, Tool, ToolUse
 from kaminari.model.calls import CallFormat
@@ -35,6 +36,8 @@ def answer_grammar(
         tools = ()
     if not tools and form is None:
         return None
+    enforced = [tool.parameters for tool in tools if forced or tool.strict]
+    check_together([parameters for parameters in enforced if parameters is not None], "tools")
     parts = [{"name": f"arguments_{index}", **_arguments(tool, forced)} for index, tool in enumerate(tools)]
     rules = [_start(syntax), _ANY_TEXT]
     if tools and syntax.calls is not None:

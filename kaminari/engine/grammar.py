@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from kaminari.engine.answer_format import AnswerFormat, ChoiceFormat, GrammarFormat, JsonFormat, RegexFormat
 from kaminari.engine.constraints import Grammar
 from kaminari.engine.errors import RequestError
+from kaminari.engine.grammar_bounds import check_grammar
 from kaminari.engine.json_schema import Schema, prepare_schema
 from kaminari.engine.token_table import token_table
 from kaminari.model.family import CheckpointError
@@ -120,6 +121,7 @@ def form_part(form: AnswerFormat) -> Part:
             return _regex_part("|".join(map(re.escape, form.choices)))
         case GrammarFormat():
             _check_text(form.grammar, form.field)
+            check_grammar(form.grammar, form.field)
             try:
                 return {"lark_grammar": any_to_lark(form.grammar)}
             except Exception as error:  # the converter raises what its parsing ran into

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaminari.engine.errors import RequestError
+from kaminari.engine.grammar_bounds import check_schema, resolve
 
 MAX_BYTES = 128 * 1024
 MAX_DEPTH = 100
@@ -36,11 +37,15 @@ def check_size(value: Any, field: str, depth: int = MAX_DEPTH) -> None:
                 size += len(item)
         size += len(level)
         if size > MAX_BYTES:
-            raise RequestError(f"{field} is too large: at most {MAX_BYTES} bytes of JSON", field=field)
+            raise _too_large(field)
         if not below:
             return
         level = below
     raise RequestError(f"{field} is nested too deep: at most {depth} levels", field=field)
+
+
+def _too_large(field: str) -> RequestError:
+    return RequestError(f"{field} is too large: at most {MAX_BYTES} bytes of JSON", field=field)
 
 
 def prepare_schema(schema: Schema, field: str) -> dict[str, Any]:
@@ -51,9 +56,13 @@ def prepare_schema(schema: Schema, field: str) -> dict[str, Any]:
         return {}
     check_size(schema, field)
     try:
-        copy: dict[str, Any] = json.loads(json.dumps(schema, allow_nan=False))
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        copy: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError) as error:
         raise RequestError(f"{field} is not a JSON value", field=field) from error
+    if len(text) > MAX_BYTES:
+        raise _too_large(field)
+    check_schema(copy, field)
     copy.pop("x-guidance", None)
     for node in _schemas(copy):
         if isinstance(node.get("format"), str) and node["format"] not in ENFORCED_FORMATS:
@@ -130,7 +139,7 @@ class _Group:
 def _needs(node: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Groups of schemas; a value of `node` needs a value of at least one of each group."""
     if isinstance(ref := node.get("$ref"), str):
-        target = _resolve(ref, root)
+        target = resolve(ref, root)
         if isinstance(target, dict):
             yield [target]
     for key in ("anyOf", "oneOf"):
@@ -157,16 +166,3 @@ def _list(node: Mapping[str, Any], key: str) -> list[Any]:
 
 def _is_only(node: Mapping[str, Any], kind: str) -> bool:
     return node.get("type") in (kind, [kind])
-
-
-def _resolve(ref: str, root: Mapping[str, Any]) -> Any:
-    """What a local JSON pointer names, or None."""
-    if not ref.startswith("#"):
-        return None
-    target: Any = root
-    for step in ref[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(target, Mapping) or step not in target:
-            return None
-        target = target[step]
-    return target

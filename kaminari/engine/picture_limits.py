@@ -15,10 +15,14 @@ MAX_SCANS = 100
 MAX_MARKERS = 5_000
 MAX_SEGMENTS = 100_000
 MAX_STRAY_BYTES = 10_000
+MAX_RUN_LENGTH_BMP = 1_000_000
+"""Bytes: Pillow decodes the runs of a BMP in Python, a third of a second for so many."""
 # a whole run of 0xFF, and the marker that it leads to, if it leads to one: matches at every run, so that
 # the search goes over each byte once and other threads may run in between
 _RUN = re.compile(rb"(\xff++)([\x01-\xcf\xd8-\xfe])?")
 _EOI, _SOS, _STANDALONE = 0xD9, 0xDA, {0x01, 0xD8}
+# the compression of a BMP: 8 and 4 bits of a pixel in runs
+_RUN_LENGTH = (b"\x01\0\0\0", b"\x02\0\0\0")
 _STRIP_OFFSETS, _TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS = 273, 322, 323, 324
 
 
@@ -42,6 +46,8 @@ def excess(format_: PictureFormat, data: bytes, max_pixels: int) -> str | None:
             return f"it has more than {MAX_SEGMENTS:,} strips or tiles"
         if tile_pixels > max_pixels:
             return f"its tiles have {tile_pixels:,} pixels; at most {max_pixels:,} are accepted"
+    elif format_ is PictureFormat.BMP and len(data) > MAX_RUN_LENGTH_BMP and data[30:34] in _RUN_LENGTH:
+        return f"it is run-length coded and larger than {MAX_RUN_LENGTH_BMP:,} bytes"
     return None
 
 

@@ -1,12 +1,14 @@
-"""Reads a request's body with a bound while reading. Never parses it."""
+"""Reads the bodies of requests with bounds while reading: on each, and on all together. Never parses them."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 
 from starlette.requests import Request
 
+from kaminari.engine.errors import QueueFull
 from kaminari.openai_api import errors
 from kaminari.openai_api.errors import ApiError
 from kaminari.openai_api.lifecycle import Lifecycle
@@ -37,16 +39,54 @@ def check_content_type(request: Request) -> None:
         )
 
 
-async def read_body(request: Request, limit: int, patience: float, lifecycle: Lifecycle) -> bytes:
+class Bodies:
+    """How much the bodies that are in memory may take together."""
+
+    def __init__(self, total: int) -> None:
+        """`total` is in bytes."""
+        self._left = total
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """Room for one body, given back at the end of the block."""
+        place = Place(self)
+        try:
+            yield place
+        finally:
+            self._left += place.taken
+
+    def take(self, count: int) -> None:
+        if count > self._left:
+            raise QueueFull("the bodies of requests take all the memory that they may")
+        self._left -= count
+
+
+class Place:
+    """The room of one body. `taken` is in bytes."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self.taken = 0
+
+    def take(self, count: int) -> None:
+        """Raises `QueueFull`."""
+        self._bodies.take(count)
+        self.taken += count
+
+
+async def read_body(
+    request: Request, limit: int, patience: float, lifecycle: Lifecycle, place: Place
+) -> bytes:
     """Return the body of at most `limit` bytes.
 
     Raises a 413 as soon as the body is known to be longer, a 408 where nothing of it came for `patience`
-    seconds, a 503 where the grace of a shutdown ends first, and `ClientDisconnect`.
+    seconds, a 503 where the grace of a shutdown ends first, `QueueFull` where other bodies take all the
+    memory, and `ClientDisconnect`.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
         raise _too_large(limit)
-    reading = asyncio.ensure_future(_read(request, limit, patience))
+    reading = asyncio.ensure_future(_read(request, limit, patience, place))
     closing = asyncio.ensure_future(lifecycle.grace_over.wait())
     try:
         await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
@@ -59,15 +99,16 @@ async def read_body(request: Request, limit: int, patience: float, lifecycle: Li
         await asyncio.gather(reading, closing, return_exceptions=True)
 
 
-async def _read(request: Request, limit: int, patience: float) -> bytes:
+async def _read(request: Request, limit: int, patience: float, place: Place) -> bytes:
     body = bytearray()
     try:
         async with aclosing(request.stream()) as chunks, asyncio.timeout(patience) as timer:
             async for chunk in chunks:
                 timer.reschedule(asyncio.get_running_loop().time() + patience)
-                body += chunk
-                if len(body) > limit:
+                if len(body) + len(chunk) > limit:
                     raise _too_large(limit)
+                place.take(len(chunk))
+                body += chunk
     except TimeoutError as error:
         raise ApiError(
             408, f"nothing of the body came for {patience:g} seconds", code="request_timeout"

@@ -8,7 +8,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from kaminari.config import ServerSettings
-from kaminari.openai_api.body import check_content_type, read_body
+from kaminari.openai_api.body import Bodies, check_content_type, read_body
 from kaminari.openai_api.engine_protocol import Engine
 from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.media import Media, Preparation
@@ -20,6 +20,10 @@ Prepare = Callable[[bytes, Engine, Media], ResultT]
 """Makes something of a body, on a worker thread. May raise `ApiError`, `RequestError` and `NotFetched`."""
 
 
+BODIES = 8
+"""As many bodies of the largest size may be in memory together, or more of smaller ones."""
+
+
 class Intake:
     """Shared by all endpoints that take a body."""
 
@@ -27,11 +31,16 @@ class Intake:
         self.lifecycle = lifecycle
         self._preparation = preparation
         self._max_body = int(settings.max_body)
+        self._bodies = Bodies(BODIES * self._max_body)
         self._timeout = settings.send_timeout.total_seconds()
 
     async def take(self, http: Request, engine: Engine, prepare: Prepare[ResultT]) -> ResultT:
-        """Read the body and prepare it. Raises what `prepare` raises, `ApiError` and `ClientDisconnect`."""
+        """Read the body and prepare it.
+
+        Raises what `prepare` raises, `ApiError`, `QueueFull` and `ClientDisconnect`.
+        """
         check_content_type(http)
-        body = await read_body(http, self._max_body, self._timeout, self.lifecycle)
-        preparing = self._preparation.run(lambda media: prepare(body, engine, media))
-        return await while_wanted(preparing, http, self.lifecycle)
+        with self._bodies.place() as place:
+            body = await read_body(http, self._max_body, self._timeout, self.lifecycle, place)
+            preparing = self._preparation.run(lambda media: prepare(body, engine, media))
+            return await while_wanted(preparing, http, self.lifecycle)

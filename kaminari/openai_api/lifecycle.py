@@ -17,7 +17,7 @@ from kaminari.openai_api.metrics import Metrics
 
 
 class Lifecycle:
-    """Shared by the server and its handlers. Event-loop only, except `attach`.
+    """Shared by the server and its handlers. Event-loop only, except `attach` and `hurry`.
 
     work_left:  the application has ended, and a worker is still in the middle of something that cannot be
                 stopped, such as a large picture
@@ -31,6 +31,7 @@ class Lifecycle:
         self.stopping = False
         self.work_left = False
         self.grace_over = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: set[AnswerStream] = set()
 
     def attach(self, engine: Engine) -> None:
@@ -65,7 +66,14 @@ class Lifecycle:
         if self.stopping:
             return
         self.stopping = True
-        asyncio.get_running_loop().call_later(self.grace, self._end_grace)
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_later(self.grace, self._end_grace)
+
+    def hurry(self) -> None:
+        """End the grace of a shutdown that has begun, or is about to. Safe from a signal handler."""
+        self.grace = 0.0
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_grace)
 
     def _end_grace(self) -> None:
         self.grace_over.set()

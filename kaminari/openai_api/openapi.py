@@ -130,8 +130,14 @@ def _operation(operation: Operation, path: str, method: str) -> Json:
 def _answer(operation: Operation) -> Json:
     answer = {} if operation.gives is None else _content(operation.gives)
     if operation.streams is not None:
-        answer["content"]["text/event-stream"] = {"schema": _reference(operation.streams)}
+        answer["content"]["text/event-stream"] = {"schema": _event(operation.streams)}
     return answer
+
+
+def _event(model: type[BaseModel]) -> Json:
+    """An event as OpenAPI 3.2 and its tools see one: an object, whose data is JSON or `[DONE]` here."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(model)}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _content(model: type[BaseModel]) -> Json:

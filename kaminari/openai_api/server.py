@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -70,6 +71,13 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._lifecycle.begin_shutdown()
         await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second SIGINT ends the grace. uvicorn's own would leave out the end of the application, and with
+        it what knows of busy workers."""
+        if self.should_exit and sig == signal.SIGINT:
+            self._lifecycle.hurry()
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -169,6 +169,8 @@ def test_the_mask_of_a_step_has_a_row_for_each_row() -> None:
 def hostile() -> list[tuple[str, AnswerFormat]]:
     names = [f"p{index}" for index in range(3000)]
     alternatives = [{"type": "string", "pattern": f"a{index}.*"} for index in range(20)]
+    rules = "\n".join(f"r{n}: r{n + 1}" for n in range(4000))
+    doubled = "\n".join(f"R{n}: R{n + 1} R{n + 1}" for n in range(300)) + '\nR{}: "a"'
     return [
         *((name, JsonFormat(schema)) for name, schema in CASES.items()),
         ("look-around", RegexFormat("(?<!q)+")),
@@ -188,6 +190,14 @@ def hostile() -> list[tuple[str, AnswerFormat]]:
         ("overlap", JsonFormat({"oneOf": [{"type": "integer"}, {"type": "number"}]})),
         ("remote", JsonFormat({"$ref": "http://127.0.0.1/schema"})),
         ("backwards", JsonFormat({"type": "string", "minLength": 5, "maxLength": 2})),
+        ("rule chain", GrammarFormat(f"start: r0\n{rules}\nr4000: /x/")),
+        ("many rules", GrammarFormat(f"start: R0\n{doubled.format(300)}")),
+        ("long grammar", GrammarFormat("start: /" + "a?" * 9000 + "/")),
+        ("intersected", GrammarFormat("start: R\nR: " + " & ".join(f"/(.|x)*{n}/" for n in range(20)))),
+        ("complements", GrammarFormat("start: R\nR: " + "~" * 50 + "/a/")),
+        ("schema in a grammar", GrammarFormat('start: %json {"$ref": "#"}')),
+        ("option in a grammar", GrammarFormat('%llguidance {"no_forcing": false}\nstart: /a/')),
+        ("an operator in quotes", GrammarFormat('start: "' + "&" * 50 + '" /~{50}[%]json/')),
     ]
 
 
@@ -195,6 +205,8 @@ MUST_BE_REFUSED = {
     *("cycle_no_base", "cycle_required", "deep_300", "regex_nothing_to_repeat", "regex_parens", "false"),
     *("look-around", "parentheses", "long", "surrogate", "no choice", "not a grammar", "nested grammar"),
     *("no way out", "intersections", "unsupported", "overlap", "remote", "backwards"),
+    *("rule chain", "many rules", "long grammar", "intersected", "complements"),
+    *("schema in a grammar", "option in a grammar"),
 }
 
 

@@ -30,6 +30,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"items": nested(5000)}, "too deep"),
     ({"enum": ["x" * (MAX_BYTES + 1)]}, "too large"),
     ({"enum": [0] * (MAX_BYTES + 1)}, "too large"),
+    ({"enum": list(range(100_000))}, "too large"),
     ({"const": float("nan")}, "not a JSON value"),
     ({"$ref": "#"}, "no finite value"),
     ({"allOf": [{"$ref": "#"}]}, "no finite value"),
@@ -106,7 +107,7 @@ def test_formats_that_are_annotations_are_left_out_and_the_clients_schema_is_not
 
 
 def test_the_walk_is_linear_in_wide_schemas() -> None:
-    names = [f"p{index}" for index in range(4000)]
+    names = [f"p{index}" for index in range(3000)]
     wide = {
         "type": "object",
         "required": names,
@@ -116,3 +117,69 @@ def test_the_walk_is_linear_in_wide_schemas() -> None:
     began = time.monotonic()
     prepare_schema(wide, "f")
     assert time.monotonic() - began < 1
+
+
+def chain(links: int, wrap: Any = lambda link: link) -> dict[str, Any]:
+    """A definition that refers to one that refers to one ..."""
+    definitions = {str(i): wrap({"$ref": f"#/$defs/{i + 1}"}) for i in range(links)}
+    return {"$ref": "#/$defs/0", "$defs": {**definitions, str(links): {"type": "string"}}}
+
+
+def in_property(link: Any) -> Any:
+    return {"type": "object", "properties": {"a": link}, "required": ["a"]}
+
+
+def all_of(*schemas: Any) -> dict[str, Any]:
+    return {"allOf": list(schemas)}
+
+
+COSTLY: list[tuple[Any, str]] = [
+    (chain(2000), "refers too deep"),
+    (chain(4000), "refers too deep"),
+    (chain(200, in_property), "refers too deep"),
+    (chain(200, lambda link: {"anyOf": [link, {"type": "null"}]}), "refers too deep"),
+    (chain(200, lambda link: {"type": "array", "items": link, "minItems": 1}), "refers too deep"),
+    ({"x": {str(i): {"$ref": f"#/x/{i + 1}"} for i in range(500)}, "$ref": "#/x/0"}, "refers too deep"),
+    ({"$defs": {str(i): {"$ref": f"#/%24defs/{i + 1}"} for i in range(500)}}, "refers too deep"),
+    ({"type": "string", "pattern": "a?" * 10_000}, "too many patterns"),
+    ({"patternProperties": {f"^(a|b)*{i}$": {} for i in range(100)}}, "too many patterns"),
+    ({"patternProperties": {"a?" * 10_000: {}}}, "too many patterns"),
+    (all_of(*({"type": "string", "pattern": f"(.|x)*{i}"} for i in range(20))), "combines schemas"),
+    (all_of(*(in_property({"pattern": f"(.|x)*{i}"}) for i in range(20))), "combines schemas"),
+    (chain(20, lambda link: {**link, "pattern": "(.|x)*a"}), "combines schemas"),
+    (chain(20, lambda link: {"anyOf": [link], "format": "date"}), "combines schemas"),
+    ({"type": "integer", "multipleOf": 7436429}, "multipleOf"),
+    ({"type": "number", "multipleOf": 0.7436429}, "multipleOf"),
+    ({"type": "integer", "multipleOf": 10**400 + 1}, "multipleOf"),
+    ({"properties": {f"p{i}": {"multipleOf": 9_001 + i} for i in range(9)}}, "multipleOf"),
+    (all_of(*({"type": "integer", "multipleOf": n} for n in (7, 11, 13, 17, 19, 23))), "multipleOf"),
+]
+
+
+@pytest.mark.parametrize(("schema", "piece"), COSTLY, ids=range(len(COSTLY)))
+def test_what_would_cost_the_grammar_library_too_much_is_refused_before(schema: Any, piece: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RequestError, match=piece) as refusal:
+        prepare_schema(schema, "a.b")
+    assert refusal.value.field == "a.b"
+    assert len(refusal.value.message) < 250
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        chain(90, in_property),
+        {"properties": {f"p{i}": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"} for i in range(100)}},
+        {"properties": {f"p{i}": {"type": "string", "format": "date"} for i in range(100)}},
+        {"properties": {f"p{i}": {"allOf": [{"$ref": "#/$defs/a"}], "title": "A"} for i in range(100)},
+         "$defs": {"a": {"type": "string", "pattern": "a+"}}},
+        {"properties": {f"p{i}": {"type": "number", "multipleOf": 0.01} for i in range(100)}},
+        {"properties": {"pattern": {"type": "string"}, "$ref": {}, "multipleOf": {}, "format": {}}},
+        all_of({"multipleOf": 1_000_000}, {"multipleOf": 0.25}),
+        {"enum": [{"pattern": "x" * 100, "multipleOf": 7}]},
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_what_is_large_and_cheap_passes(schema: Any) -> None:
+    prepare_schema(schema, "f")

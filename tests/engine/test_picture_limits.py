@@ -97,3 +97,14 @@ def test_a_header_that_ends_early_is_left_to_the_decoder(cut: int) -> None:
         data = encoded(Image.effect_noise((32, 32), 90).convert("RGB"), format_)[: 12 + cut]
         with pytest.raises(RequestError):
             decode_picture(data, MAX_PIXELS)
+
+
+@pytest.mark.parametrize(("bits", "compression"), [(8, 1), (4, 2)])
+def test_a_run_length_bmp_is_bounded_in_bytes(bits: int, compression: int) -> None:
+    palette = bytes(4 * 2**bits)
+    start = 54 + len(palette)
+    header = b"BM" + struct.pack("<IHHI", 0, 0, 0, start)
+    header += struct.pack("<IiiHHIIiiII", 40, 8, 8, 1, bits, compression, 0, 0, 0, 0, 0)
+    small = header + palette + b"\x08\x01\0\0" * 8 + b"\0\1"
+    assert decode_picture(small, MAX_PIXELS).size == (8, 8)
+    assert "run-length" in refusal(header + palette + b"\0\0" * 600_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,9 +22,9 @@ class PictureHost:
 
 @asynccontextmanager
 async def picture_host(
-    behave: Behaviour, address: str = "127.0.0.1", port: int = 0
+    behave: Behaviour, address: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[PictureHost]:
-    """Answer each connection by `behave(writer, path)` and then close it."""
+    """Answer each connection by `behave(writer, path)` and then close it; `tls` makes it an https host."""
     host = PictureHost()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -42,7 +43,7 @@ async def picture_host(
             tasks.discard(task)
             writer.transport.abort() if writer.transport.is_closing() else writer.close()
 
-    server = await asyncio.start_server(answer, address, port)
+    server = await asyncio.start_server(answer, address, port, ssl=tls)
     host.port = server.sockets[0].getsockname()[1]
     try:
         yield host

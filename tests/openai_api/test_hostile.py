@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
 import orjson
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kaminari.config import ServerSettings, Settings
+from kaminari.openai_api.intake import BODIES
 from kaminari.openai_api.schemas.chat import ChatRequest
 from tests.openai_api.fake_engine import FakeEngine
-from tests.openai_api.harness import CHAT, client_of, error_of, events_of, make_app
+from tests.openai_api.harness import CHAT, HI, AsgiCall, client_of, error_of, events_of, make_app
+
+PARTS = {"role": "user", "content": [{"type": "text", "text": ""}] * 4096}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLS = {"role": "assistant", "tool_calls": [CALL] * 1024}
 
 LIMITS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -56,11 +64,11 @@ nearly_good = st.builds(
 )
 
 
-def send(content: bytes) -> httpx.Response:
+def send(content: bytes, path: str = CHAT) -> httpx.Response:
     async def once() -> httpx.Response:
         app, _ = make_app(FakeEngine())
         async with client_of(app) as client:
-            return await client.post(CHAT, content=content)
+            return await client.post(path, content=content)
 
     return asyncio.run(once())
 
@@ -96,3 +104,66 @@ def test_one_strange_field_is_named(body: dict[str, Any]) -> None:
     check(response)
     if response.status_code != 200:
         assert error_of(response)["param"].startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        (CHAT, {"messages": [PARTS] * 40}, 400, "messages"),
+        (CHAT, {"messages": [CALLS] * 100}, 400, "messages"),
+        ("/tokenize", {"messages": [PARTS] * 40}, 400, "messages"),
+        ("/detokenize", {"tokens": [1] * 300_000}, 400, "tokens"),
+        (CHAT, {"messages": [], "metadata": [[]] * 2_000_000}, 413, None),
+        ("/v1/completions", {"prompt": [1] * 2_000_000}, 413, None),
+    ],
+    ids=["parts", "calls", "parts to count", "ids", "values", "prompt"],
+)
+def test_what_holds_too_much_is_refused_before_it_is_looked_into(
+    path: str, body: Any, status: int, param: str | None
+) -> None:
+    encoded = orjson.dumps(body)
+    began = time.monotonic()
+    response = send(encoded, path)
+    assert time.monotonic() - began < 1
+    assert response.status_code == status
+    assert error_of(response)["param"] == param
+
+
+def test_as_much_as_is_allowed_is_answered() -> None:
+    text = "a,b" * 300_000
+    check(send(orjson.dumps({"messages": [PARTS, PARTS, {"role": "user", "content": text}]})))
+    assert send(orjson.dumps({"tokens": [1] * 262_144}), "/detokenize").status_code == 200
+
+
+class HeldBack(AsgiCall):
+    """A body of which the last byte never comes; `waits` once all that comes was taken."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.waits = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._given:
+            self._given = True
+            return {"type": "http.request", "body": self.body, "more_body": True}
+        self.waits.set()
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_bodies_that_are_held_back_take_bounded_memory_together() -> None:
+    most = 2**20
+    app, _ = make_app(FakeEngine(), Settings(server=ServerSettings(max_body="1MiB")))
+    held = [HeldBack(app, b" " * (most - 1)) for _ in range(BODIES)]
+    tasks = [asyncio.create_task(call.run()) for call in held]
+    async with client_of(app) as client:
+        await asyncio.gather(*(call.waits.wait() for call in held))
+        refused = await client.post(CHAT, json={"messages": HI})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert error_of(refused)["code"] == "queue_full"
+        assert (await client.get("/health")).status_code == 200
+        for call in held:
+            call.gone.set()
+        await asyncio.gather(*tasks)
+        assert (await client.post(CHAT, json={"messages": HI})).status_code == 200

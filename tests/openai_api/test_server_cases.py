@@ -1,4 +1,4 @@
-"""The cases of the server that need an engine of their own, and that none of that kind is without a test."""
+"""The cases of the server that need an engine of their own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from kaminari.config import EngineSettings, ModelSettings, Settings
 from kaminari.engine.engine import Engine
 from kaminari.engine.loading import LoadedModel, load_model
-from tests.cases.loading import cases, resolve
+from tests.cases.loading import resolve
 from tests.openai_api.harness import CHAT, client_of, error_of, make_app, until
 
 
@@ -82,10 +81,3 @@ async def test_srv_kv_livelock() -> None:
             assert usage["prompt_tokens"] > 512 - 300
             assert usage["completion_tokens"] == min(300, 512 - usage["prompt_tokens"])
         await until(lambda: engine.status().free_slots == 1)
-
-
-def test_no_case_of_the_server_is_without_a_test() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
-    for one in cases():
-        if one.kind == "server" or one.id.startswith("img-fetch-"):
-            assert one.id in text or one.id.replace("-", "_") in text, one.id

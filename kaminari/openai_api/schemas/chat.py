@@ -14,15 +14,14 @@ from kaminari.engine.params import MAX_TOP_LOGPROBS
 from kaminari.openai_api.schemas.answer_format import AnyResponseFormat, StructuredOutputs
 from kaminari.openai_api.schemas.base import Ignored, not_supported, problem
 from kaminari.openai_api.schemas.generation import GenerationFields
-from kaminari.openai_api.schemas.messages import AnyMessage
+from kaminari.openai_api.schemas.messages import Messages
 from kaminari.openai_api.schemas.tools import AnyChoice, FunctionTool
 
-MAX_MESSAGES = 8192
 MAX_TOOLS = 128
 
 
 class ChatRequest(GenerationFields):
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from kaminari.openai_api.schemas.base import Ignored, Schema, not_supported, problem
 from kaminari.openai_api.schemas.content import AssistantContent, InputContent
 from kaminari.openai_api.schemas.tools import CallsInHistory
+
+MAX_MESSAGES = 8192
+MAX_ITEMS = 16_384
 
 Absent = Annotated[Any, not_supported()]
 
@@ -76,3 +79,20 @@ def _message(value: Any) -> Message:
 
 
 AnyMessage = Annotated[Message, PlainValidator(_message)]
+
+
+def _few_items(value: Any) -> Any:
+    """Refuse messages that hold too much in sum before any is looked into."""
+    if isinstance(value, list) and sum(map(_items, value)) > MAX_ITEMS:
+        raise problem(f"must hold at most {MAX_ITEMS} parts and tool calls in all", code="invalid_value")
+    return value
+
+
+def _items(message: Any) -> int:
+    fields = [message.get("content"), message.get("tool_calls")] if isinstance(message, dict) else []
+    return sum(len(field) for field in fields if isinstance(field, list))
+
+
+Messages = Annotated[
+    list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(_few_items)
+]

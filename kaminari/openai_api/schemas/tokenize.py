@@ -7,14 +7,17 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, model_validator
 
 from kaminari.openai_api.schemas.base import Ignored, Schema, problem
-from kaminari.openai_api.schemas.chat import MAX_MESSAGES
 from kaminari.openai_api.schemas.completions import is_ids
-from kaminari.openai_api.schemas.messages import AnyMessage
+from kaminari.openai_api.schemas.messages import Messages
+
+MAX_IDS = 262_144
 
 
 def _ids(value: Any) -> list[int]:
     if not is_ids(value):
         raise problem("must be an array of token ids")
+    if len(value) > MAX_IDS:
+        raise problem(f"must hold at most {MAX_IDS} items")
     tokens: list[int] = value
     return tokens
 
@@ -24,7 +27,7 @@ class TokenizeRequest(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
