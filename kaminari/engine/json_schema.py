@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaminari.engine.errors import RequestError
+from kaminari.model.json_pointer import resolve
 
 MAX_BYTES = 128 * 1024
 MAX_DEPTH = 100
@@ -130,7 +131,7 @@ class _Group:
 def _needs(node: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Groups of schemas; a value of `node` needs a value of at least one of each group."""
     if isinstance(ref := node.get("$ref"), str):
-        target = _resolve(ref, root)
+        target = resolve(ref, root)
         if isinstance(target, dict):
             yield [target]
     for key in ("anyOf", "oneOf"):
@@ -157,16 +158,3 @@ def _list(node: Mapping[str, Any], key: str) -> list[Any]:
 
 def _is_only(node: Mapping[str, Any], kind: str) -> bool:
     return node.get("type") in (kind, [kind])
-
-
-def _resolve(ref: str, root: Mapping[str, Any]) -> Any:
-    """What a local JSON pointer names, or None."""
-    if not ref.startswith("#"):
-        return None
-    target: Any = root
-    for step in ref[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(target, Mapping) or step not in target:
-            return None
-        target = target[step]
-    return target
