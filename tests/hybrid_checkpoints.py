@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from tests.checkpoints import (
-    CHAT_TEMPLATE,
     MERGE_SIZE,
     PATCH_SIZE,
     VOCAB_SIZE,
@@ -92,6 +91,7 @@ PICTURE_TAGS = {
     "image_id_end_token": "</image_id>",
 }
 SLICED_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *PICTURE_TAGS.values())
+QWEN3_5_CHAT_TEMPLATE = Path(__file__).parent / "assets" / "qwen3_5_chat_template.jinja"
 SLICED_CHAT_TEMPLATE = Path(__file__).parent / "assets" / "minicpm_v_chat_template.jinja"
 SLICED_PATCH_SIZE = 14
 
@@ -149,7 +149,9 @@ def build_qwen3_5(folder: Path, variant: str = "qwen3_5", *, seed: int = 0) -> P
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     save_tokenizer(tokenizer, folder)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(
+        QWEN3_5_CHAT_TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8"
+    )
     write_json(folder / "preprocessor_config.json", preprocessor())
     rope = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
     config = Qwen3_5Config(

@@ -4,20 +4,20 @@ first. Composes; `grammar` compiles.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 
+from kaminari.engine.call_rules import CallRules
 from kaminari.engine.constraints import Grammar
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.errors import RequestError
-from kaminari.engine.grammar import GrammarCompiler, Part, form_part, json_part
+from kaminari.engine.grammar import GrammarCompiler, Part, form_part, quote
 from kaminari.engine.grammar_bounds import check_together
 from kaminari.engine.parsing import AnswerSyntax
 from kaminari.engine.tools import NamedTool, Tool, ToolUse
-from kaminari.model.calls import CallFormat
+from kaminari.model.calls import CallFormat, Parameters, UnspeakableArguments
 
 MAX_CALLS = 128
 _ANY_OBJECT = {"type": "object"}
-_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_TEXT = "TEXT: /(.|\\n)*/"
 
 
@@ -36,12 +36,14 @@ def answer_grammar(
         tools = ()
     if not tools and form is None:
         return None
-    enforced = [tool.parameters for tool in tools if forced or tool.strict]
-    check_together([parameters for parameters in enforced if parameters is not None], "tools")
-    parts = [{"name": f"arguments_{index}", **_arguments(tool, forced)} for index, tool in enumerate(tools)]
+    check_together([tool.arguments for tool in tools if forced or tool.strict], "tools")
     rules = [_start(syntax), _ANY_TEXT]
+    parts: list[Part] = []
+    spelled: list[CallRules] = []
     if tools and syntax.calls is not None:
-        rules += _call_rules(tools, syntax.calls, syntax.single_call)
+        spelled = [_spell(tool, place, forced, syntax.calls) for place, tool in enumerate(tools)]
+        rules += _call_rules(spelled, syntax.calls, syntax.single_call)
+        parts += [part for call in spelled for part in call.parts]
     if forced:
         rules.append("body: calls")
     elif form is not None:
@@ -53,9 +55,8 @@ def answer_grammar(
     try:
         return compiler.compile_rules(rules, parts, field)
     except RequestError:
-        for tool, part in zip(tools, parts, strict=False):
-            rule = f"start: @{part['name']}"
-            compiler.compile_rules([rule], [part], f"{tool.field}.function.parameters")
+        for call in spelled:
+            compiler.compile_rules([f"start: {call.name}", *call.rules], call.parts, call.field)
         raise
 
 
@@ -66,29 +67,27 @@ def _callable_tools(conversation: Conversation) -> tuple[Tool, ...]:
     return conversation.offered_tools
 
 
-def _arguments(tool: Tool, forced: bool) -> Part:
+def _spell(tool: Tool, place: int, forced: bool, calls: CallFormat) -> CallRules:
     field = f"{tool.field}.function.parameters"
-    if not (forced or tool.strict):
-        return json_part(_ANY_OBJECT, field)
-    if tool.parameters is None:
-        return json_part(_NO_ARGUMENTS, field)
-    return json_part({**tool.parameters, "type": "object"}, field)
+    parameters: Parameters = _ANY_OBJECT
+    if forced or tool.strict:
+        parameters = {**tool.arguments, "type": "object"}
+    try:
+        return CallRules(f"call_{place}", calls.spell(tool.name, parameters), field)
+    except UnspeakableArguments as error:
+        raise RequestError(f"{field} cannot be enforced: {error}", field=field) from error
 
 
-def _call_rules(tools: tuple[Tool, ...], calls: CallFormat, single: bool) -> list[str]:
+def _call_rules(spelled: Sequence[CallRules], calls: CallFormat, single: bool) -> list[str]:
     """`calls`: nothing but calls; `told_call`: text, and then one call."""
-    frames = [calls.frame(tool.name) for tool in tools]
-    rest = [
-        f"{_quote(frame.before.removeprefix(calls.opening))} @arguments_{index} {_quote(frame.after)}"
-        for index, frame in enumerate(frames)
-    ]
-    more = "" if single else f" ({_quote(calls.separator)} call){{0,{MAX_CALLS - 1}}}"
+    more = "" if single else f" ({quote(calls.separator)} call){{0,{MAX_CALLS - 1}}}"
     return [
         f"calls: call{more}",
-        f"call: {_quote(calls.opening)} rest",
+        f"call: {quote(calls.opening)} rest",
         "told_call: told rest",
-        f"told[lazy]: TEXT {_quote(calls.opening)}",
-        f"rest: {' | '.join(rest)}",
+        f"told[lazy]: TEXT {quote(calls.opening)}",
+        f"rest: {' | '.join(call.name for call in spelled)}",
+        *(rule for call in spelled for rule in call.rules),
     ]
 
 
@@ -96,10 +95,5 @@ def _start(syntax: AnswerSyntax) -> str:
     if syntax.think is None:
         return "start: body"
     thought = "thought /\\n{0,2}/ body"
-    opened = thought if syntax.thinking else f"({_quote(syntax.think.open)} {thought}) | body"
-    return f"start: {opened}\nthought[lazy]: TEXT {_quote(syntax.think.close)}"
-
-
-def _quote(text: str) -> str:
-    """A string of the grammar's notation, which is JSON's."""
-    return json.dumps(text, ensure_ascii=False)
+    opened = thought if syntax.thinking else f"({quote(syntax.think.open)} {thought}) | body"
+    return f"start: {opened}\nthought[lazy]: TEXT {quote(syntax.think.close)}"

@@ -53,6 +53,7 @@ class Message:
     """One turn. `parts` keeps the order of text and pictures exactly.
 
     tool_calls:    what an assistant called, after its text
+    reasoning:     what an assistant thought before that; whether it is shown is the chat template's to say
     tool_call_id:  the call that a tool's turn is the result of
     """
 
@@ -60,6 +61,7 @@ class Message:
     parts: tuple[Part, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str = ""
 
     @staticmethod
     def text(role: Role | str, text: str) -> Message:

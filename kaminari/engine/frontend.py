@@ -151,8 +151,10 @@ class Frontend:
         """The conversation through the chat template; what people wrote in it is escaped."""
         escape = self._encoder.escape
         tools = [tool.definition for tool in conversation.offered_tools]
+        calls = self._format.call_format
+        mapped = calls is not None and calls.mapped_arguments
         return self._template.render(
-            [template_message(message, escape) for message in conversation.messages],
+            [template_message(message, escape, mapped) for message in conversation.messages],
             escape.escape_all(conversation.template_kwargs),
             tools=escape.escape_all(tools),
             add_generation_prompt=conversation.add_generation_prompt,
@@ -169,6 +171,7 @@ class Frontend:
             tags = None
         return AnswerSyntax(
             calls=self._format.call_format if conversation.offered_tools else None,
+            tools={tool.name: tool.arguments for tool in conversation.offered_tools},
             single_call=not conversation.parallel_tool_calls
             or isinstance(conversation.tool_choice, NamedTool),
             think=tags,

@@ -135,6 +135,16 @@ def json_part(schema: Schema, field: str) -> Part:
     return {"json_schema": {**prepare_schema(schema, field), "x-guidance": _JSON_OPTIONS}}
 
 
+def quote(text: str) -> str:
+    """A string of the rules' notation, which is JSON's."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def regex_literal(pattern: str) -> str:
+    """A regular expression as the rules' notation has it."""
+    return str(_regex_part(pattern)["lark_grammar"]).removeprefix("start: ")
+
+
 def _regex_part(pattern: str) -> Part:
     parsed = json.loads(LLMatcher.grammar_from_regex(pattern))
     return {"lark_grammar": parsed["grammars"][0]["lark_grammar"]}

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kaminari.engine.errors import RequestError
+from kaminari.model.json_pointer import resolve
 
 MAX_LEVELS = 400
 """Of a schema, references followed: the depths of the root and of all places that are referred to, in sum."""
@@ -104,19 +105,6 @@ def _check_levels(root: Mapping[str, Any], nodes: list[Mapping[str, Any]], field
         raise RequestError(
             f"{field} refers too deep: at most {MAX_LEVELS} levels in all that is referred to", field=field
         )
-
-
-def resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a local JSON pointer names, or None."""
-    if not reference.startswith("#"):
-        return None
-    target: Any = root
-    for step in reference[1:].split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(target, Mapping) or step not in target:
-            return None
-        target = target[step]
-    return target
 
 
 def _objects(root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaminari.engine.errors import RequestError
-from kaminari.engine.grammar_bounds import check_schema, resolve
+from kaminari.engine.grammar_bounds import check_schema
+from kaminari.model.json_pointer import resolve
 
 MAX_BYTES = 128 * 1024
 MAX_DEPTH = 100

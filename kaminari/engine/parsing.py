@@ -6,12 +6,12 @@ else is text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from kaminari.engine.events import Delta, ReasoningDelta, TokenLogprobs, ToolCallDelta
-from kaminari.model.calls import CallArguments, CallFormat, CallPiece, CallStart, PlainText
+from kaminari.model.calls import CallArguments, CallFormat, CallPiece, CallStart, Parameters, PlainText
 from kaminari.model.family import ThinkTags
 
 
@@ -20,12 +20,14 @@ class AnswerSyntax:
     """How to read the answers to one prompt. Without anything set, all of an answer is text.
 
     calls:        how tools are called, where the prompt offers some
+    tools:        their names and the schemas of their arguments
     single_call:  the answer ends with its first call
     think:        tags of the reasoning, for a prompt that may be answered with some
     thinking:     the prompt has opened the reasoning already
     """
 
     calls: CallFormat | None = None
+    tools: Mapping[str, Parameters] = field(default_factory=dict)
     single_call: bool = False
     think: ThinkTags | None = None
     thinking: bool = False
@@ -51,7 +53,7 @@ class AnswerReader:
         self._choice = choice
         self._single = syntax.single_call
         self._thoughts = None if syntax.think is None else ThoughtReader(syntax.think, syntax.thinking)
-        self._calls = None if syntax.calls is None else syntax.calls.parser()
+        self._calls = None if syntax.calls is None else syntax.calls.parser(syntax.tools)
         self._index = -1
 
     @property

@@ -41,7 +41,8 @@ def check_tools(
 
 
 def tool_text(conversation: Conversation) -> str:
-    """What the tools and the calls in the history add to the prompt's text, about."""
+    """What tools, calls and reasoning add to the prompt's text, about."""
     tools = [json.dumps(tool.definition, ensure_ascii=False) for tool in conversation.offered_tools]
     calls = [call for message in conversation.messages for call in message.tool_calls]
-    return "".join([*tools, *(call.name + call.arguments for call in calls)])
+    thoughts = [message.reasoning for message in conversation.messages]
+    return "".join([*tools, *(call.name + call.arguments for call in calls), *thoughts])

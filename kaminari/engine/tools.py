@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -23,6 +25,11 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
     field: str = "tools"
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """JSON Schema of its arguments, whether or not there are any."""
+        return _NO_ARGUMENTS if self.parameters is None else self.parameters
 
 
 @dataclass(frozen=True, slots=True)

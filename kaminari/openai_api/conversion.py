@@ -107,7 +107,8 @@ def _message(message: AnyMessage, path: str, media: Media) -> Message:
         case AssistantMessage():
             if message.refusal:
                 parts = (*parts, TextPart(message.refusal))
-            return Message(Role.ASSISTANT, parts, to_calls(message.tool_calls or []))
+            calls, thought = to_calls(message.tool_calls or []), message.reasoning_content or ""
+            return Message(Role.ASSISTANT, parts, calls, reasoning=thought)
         case ToolMessage():
             return Message(Role.TOOL, parts, tool_call_id=message.tool_call_id)
         case _:

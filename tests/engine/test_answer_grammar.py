@@ -44,8 +44,7 @@ TOOLS = (tool("town", CITY), tool("clock"))
 
 
 def call(name: str, arguments: Any) -> str:
-    frame = CALLS.frame(name)
-    return frame.before + json.dumps(arguments) + frame.after
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 TOWN, CLOCK, WRONG = call("town", {"c": 1}), call("clock", {}), call("town", {"c": "x"})

@@ -5,50 +5,23 @@ from __future__ import annotations
 import json
 import random
 import time
-from dataclasses import dataclass, field
 
 import pytest
 
-from kaminari.model.calls import CallArguments, CallEnd, CallPiece, CallStart, PlainText
-from kaminari.model.qwen3_vl.calls import HermesCallFormat, HermesCallParser
-
-
-@dataclass
-class Read:
-    """What a parser made of an answer. `calls` are name, arguments and whether the call is complete."""
-
-    text: str = ""
-    calls: list[tuple[str, str, bool]] = field(default_factory=list)
-
-    def add(self, pieces: list[CallPiece]) -> None:
-        for piece in pieces:
-            match piece:
-                case PlainText(text):
-                    assert text
-                    self.text += text
-                case CallStart(name):
-                    self.calls.append((name, "", False))
-                case CallArguments(text):
-                    name, before, complete = self.calls[-1]
-                    assert not complete
-                    self.calls[-1] = (name, before + text, False)
-                case CallEnd():
-                    name, arguments, complete = self.calls[-1]
-                    assert not complete
-                    self.calls[-1] = (name, arguments, True)
+from kaminari.model.calls import CallArguments, CallEnd, CallStart, PlainText, Written
+from kaminari.model.qwen3_vl.calls import HermesCallFormat
+from tests.model.reading import Read, read_pieces
 
 
 def read(*pieces: str) -> Read:
-    parser, result = HermesCallParser(), Read()
-    for piece in pieces:
-        result.add(parser.push(piece))
-    result.add(parser.flush())
-    return result
+    return read_pieces(HermesCallFormat().parser({}), pieces)
 
 
 def call(name: str, arguments: str) -> str:
-    frame = HermesCallFormat().frame(name)
-    return frame.before + arguments + frame.after
+    before, _, after = HermesCallFormat().spell(name, {"type": "object"})
+    assert isinstance(before, Written)
+    assert isinstance(after, Written)
+    return HermesCallFormat.opening + before.text + arguments + after.text
 
 
 ROME = call("find_town", '{"city": "Rome"}')
@@ -158,7 +131,7 @@ def test_random_cuts_of_random_answers_read_the_same() -> None:
 
 
 def test_nothing_is_held_back_longer_than_it_must() -> None:
-    parser = HermesCallParser()
+    parser = HermesCallFormat().parser({})
     assert parser.push("Hello\n") == [PlainText("Hello")]
     assert parser.push("world") == [PlainText("\nworld")]
     assert parser.push('<tool_call>\n{"name": "f"') == [CallStart("f")]

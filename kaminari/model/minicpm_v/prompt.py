@@ -21,6 +21,7 @@ from kaminari.model.minicpm_v.pictures import SlicedFitter
 from kaminari.model.picture import Picture
 from kaminari.model.prompt_tokens import control_token, end_token_ids
 from kaminari.model.tokenizer import load_tokenizer
+from kaminari.model.xml_calls import XmlCallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class PictureTags:
 class MiniCPMVPromptFormat:
     """`kaminari.model.family.PromptFormat` for MiniCPM-V checkpoints."""
 
-    call_format: CallFormat | None = None
+    call_format: CallFormat | None = XmlCallFormat()
     think_tags: ThinkTags | None = ThinkTags("<think>", "</think>")
 
     def __init__(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from transformers import Qwen3_5Config
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 
+from kaminari.model.calls import CallFormat
 from kaminari.model.qwen_prompt import PositionRules, QwenPromptFormat
+from kaminari.model.xml_calls import XmlCallFormat
 
 
 class Qwen35PositionRules(PositionRules):
@@ -16,5 +18,6 @@ class Qwen35PositionRules(PositionRules):
 class Qwen35PromptFormat(QwenPromptFormat):
     """`kaminari.model.family.PromptFormat` for Qwen3.5 checkpoints."""
 
+    call_format: CallFormat | None = XmlCallFormat()
     config_class = Qwen3_5Config
     rules_class = Qwen35PositionRules

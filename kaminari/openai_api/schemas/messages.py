@@ -33,7 +33,7 @@ class UserMessage(Schema):
 class AssistantMessage(Schema):
     """A turn of the model. Clients send back what they got, so the fields of an answer are known here.
 
-    Reasoning of earlier turns is accepted and not shown to the model again.
+    Whether reasoning of earlier turns is shown to the model again is its chat template's to say.
     """
 
     role: Literal["assistant"]
