@@ -134,8 +134,9 @@ def measure_context(bench: Bench, context: int, batches: list[int]) -> None:
     used = room
     for batch in batches:
         case = {"batch": batch, "context": context}
-        floor = step_floor(bench.limits, bench.subject.work, batch, context - room)
+        floor = step_floor(bench.subject.work, batch, context - room)
         fresh = used + needed > room
+        bench.measure_limits()
         for entrant in entrants:
             recorder.starting(f"{entrant.name}: filling {context} tokens" if fresh else join_case(case))
             entrant.open(batch) if fresh else entrant.narrow(batch)
@@ -174,8 +175,8 @@ def entrant_count(bench: Bench) -> int:
 
 
 def steps_of(options: Options) -> int:
-    """Steps of one case."""
-    return WARM_STEPS + 1 + options.rounds * (options.tokens + 1)
+    """Tokens that a row makes in one case, with the one that its prompt draws."""
+    return 1 + WARM_STEPS + 1 + options.rounds * (options.tokens + 1)
 
 
 def prompt_room(context: int, steps: int) -> int:

@@ -54,7 +54,7 @@ def run(bench: Bench) -> None:
     for name, entrant in turns(climbing, options.rounds):
         rung = RUNGS[name]
         case: Case = {"rung": name, "batch": rung.rows, "context": context}
-        floor = step_floor(bench.limits, bench.subject.work, rung.rows, context - prompt_room(context, steps))
+        floor = step_floor(bench.subject.work, rung.rows, context - prompt_room(context, steps))
         row = recorder.row(entrant.name, case, floor=floor, amounts={"tokens": rung.rows})
         row.samples += entrant.steps(options.tokens)
         recorder.done(join_case(case))

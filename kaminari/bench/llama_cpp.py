@@ -65,7 +65,10 @@ class LlamaCpp:
 
     def _bench(self, line: Sequence[str]) -> list[Mapping[str, Any]]:
         text = "\n".join(self._run("llama-bench", (*line, "-o", "json")))
-        found: list[Mapping[str, Any]] = json.loads(text[text.index("[") :])
+        try:
+            found: list[Mapping[str, Any]] = json.loads(text[text.index("[") :])
+        except ValueError as error:
+            raise PeerError("llama-bench printed no result") from error
         return found
 
     def _run(self, program: str, line: Sequence[str]) -> list[str]:

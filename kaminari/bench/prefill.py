@@ -6,6 +6,8 @@ longest.
 
 from __future__ import annotations
 
+import statistics
+
 from kaminari.bench.bench import Bench
 from kaminari.bench.decode import HF, LLAMA
 from kaminari.bench.recorder import join_case
@@ -30,10 +32,11 @@ def run(bench: Bench) -> None:
         case = {"tokens": length}
         prompt = random_prompt(subject.loaded, length)
         warm = random_prompt(subject.loaded, min(WARM_TOKENS, length))
+        bench.measure_limits()
         session.prefill(warm, 1)
         if reference is not None:
             reference.prefill(warm.token_ids)
-        floor = prompt_floor(bench.limits, subject.work, length)
+        floor = prompt_floor(subject.work, length)
         for name in turns(names, options.rounds):
             recorder.starting(f"{name}: {join_case(case)}")
             row = recorder.row(name, case, floor=floor, amounts={"tokens": length})
@@ -58,5 +61,5 @@ def predict(bench: Bench, length: int) -> None:
     if not first.samples or not row.samples:
         return
     ratio = work.prompt_operations(length) / work.prompt_operations(FIRST_TIER)
-    predicted = first.figure().seconds.median * ratio
-    row.values["over_prediction"] = row.figure().seconds.median / predicted
+    predicted = statistics.median(first.samples) * ratio
+    row.values["over_prediction"] = statistics.median(row.samples) / predicted

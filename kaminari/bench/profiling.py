@@ -36,9 +36,10 @@ PLAIN_STEPS = 8
 def profile_decode(bench: Bench, batch: int, context: int) -> None:
     """Attribute a step of `batch` rows at about `context` tokens, and keep the shares."""
     subject, recorder = bench.subject, bench.recorder
-    steps = WARM_STEPS + 1 + PROFILED_STEPS + PLAIN_STEPS
+    # the first token is the prompt's
+    tokens = 1 + WARM_STEPS + 1 + PROFILED_STEPS + PLAIN_STEPS
     session = Session(subject.loaded, batch, context, subject.settings.engine.prefill_chunk)
-    session.prefill(random_prompt(subject.loaded, context - steps), batch)
+    session.prefill(random_prompt(subject.loaded, context - tokens), batch)
     session.steps(WARM_STEPS)
     plain = statistics.median(session.steps(PLAIN_STEPS))
     with named_ranges(subject.loaded.model):

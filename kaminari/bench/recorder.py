@@ -5,34 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kaminari.bench.result import Figure, Share, Spread
+from kaminari.bench.result import Figure, Limits, Share, Spread
 
 Case = Mapping[str, int | float | str]
+Floor = Callable[[Limits], float | None]
 
 
 @dataclass(slots=True)
 class Row:
     """Samples of one case of one entrant.
 
+    floor:    the least seconds by the limits, which are known best when the run is over
     amounts:  what one sample's seconds brought, by its name; the figure holds it per second
     values:   other findings
     """
 
     entrant: str
     case: Case
-    floor: float | None
+    floor: Floor | None
     amounts: Mapping[str, float]
     samples: list[float] = field(default_factory=list)
     values: dict[str, float] = field(default_factory=dict)
 
-    def figure(self) -> Figure:
+    def figure(self, limits: Limits) -> Figure:
         seconds = Spread.of(self.samples)
         rates = {f"{name}_per_second": amount / seconds.median for name, amount in self.amounts.items()}
         return Figure(
             entrant=self.entrant,
             case=self.case,
             seconds=seconds,
-            floor=self.floor,
+            floor=None if self.floor is None else self.floor(limits),
             values={**rates, **self.values},
         )
 
@@ -66,7 +68,7 @@ class Recorder:
         entrant: str,
         case: Case,
         *,
-        floor: float | None = None,
+        floor: Floor | None = None,
         amounts: Mapping[str, float] | None = None,
     ) -> Row:
         """The row of a case, made where there is none yet."""
@@ -81,8 +83,12 @@ class Recorder:
         if text not in self.notes:
             self.notes.append(text)
 
-    def figures(self) -> tuple[Figure, ...]:
-        return tuple(row.figure() for row in self._rows if row.samples)
+    @property
+    def empty(self) -> bool:
+        return not any(row.samples for row in self._rows)
+
+    def figures(self, limits: Limits) -> tuple[Figure, ...]:
+        return tuple(row.figure(limits) for row in self._rows if row.samples)
 
 
 def join_case(case: Case) -> str:

@@ -90,7 +90,7 @@ def measure(suite: str, settings: Settings, options: Options, command: str, repo
     except KeyboardInterrupt:
         recorder.note("interrupted: what was measured until then is here")
     except (PeerError, LoadError) as error:
-        if not recorder.figures():
+        if recorder.empty:
             raise
         recorder.note(f"ended early: {error}")
     return Result(
@@ -101,7 +101,7 @@ def measure(suite: str, settings: Settings, options: Options, command: str, repo
         machine=describe_machine(),
         subject=found.subject,
         limits=found.limits,
-        figures=recorder.figures(),
+        figures=recorder.figures(found.limits),
         shares=tuple(recorder.shares),
         notes=tuple(recorder.notes),
     )
@@ -121,11 +121,18 @@ def _run_in_process(
         llama_cpp = LlamaCpp(options.llama_cpp, options.gguf, found.subject.threads, on_cpu=on_cpu)
     subject = load_subject(settings, reporting.loading)
     bench = Bench(subject, options, recorder, llama_cpp)
-    bench.measure_limits()
-    found.limits = bench.limits
+    found.limits = bench.measure_limits()
     if llama_cpp is not None:
         _compare_bytes(llama_cpp, subject, recorder)
-    IN_PROCESS[suite](bench)
+    try:
+        IN_PROCESS[suite](bench)
+    finally:
+        # whoever else uses the machine may have used it before: a limit is the best of all
+        found.limits = bench.measure_limits()
+    if any(
+        figure.over_floor is not None and figure.over_floor < 1 for figure in recorder.figures(found.limits)
+    ):
+        recorder.note("a figure lies below its floor: the machine was busy whenever its limits were measured")
     if options.profile:
         for batch in options.batches:
             recorder.starting(f"profile of batch {batch}")

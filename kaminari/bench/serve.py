@@ -60,7 +60,10 @@ def _closed(bench: Bench, name: str, server: RunningServer, floors: _Floors) -> 
         bench.recorder.starting(f"{name}: {clients} clients")
         count = bench.options.requests * clients
         load = closed_loop(server.url, asks(bench, model, count, clients), clients)
-        record(bench, name, case, load, floors.tokens_per_second(load, clients))
+        record(bench, name, case, load)
+        bench.recorder.row(name, case).values["limit_tokens_per_second"] = floors.tokens_per_second(
+            load, clients
+        )
         reached = max(reached, len(load.answers) / load.seconds)
         bench.recorder.done(f"{name}: {clients} clients")
     return reached
@@ -71,7 +74,7 @@ def _open(bench: Bench, name: str, server: RunningServer, rate: float) -> None:
     bench.recorder.starting(f"{name}: {rate:.2f} requests per second")
     count = bench.options.requests * max(1, max(bench.options.clients) // 2)
     load = open_loop(server.url, asks(bench, _model(server.url), count, 10_000), rate)
-    record(bench, name, case, load, None)
+    record(bench, name, case, load)
     bench.recorder.done(f"{name}: open loop")
 
 
@@ -102,7 +105,7 @@ def asks(bench: Bench, model: str, count: int, seed: int) -> list[Ask]:
     return made
 
 
-def record(bench: Bench, name: str, case: Case, load: Load, limit: float | None) -> None:
+def record(bench: Bench, name: str, case: Case, load: Load) -> None:
     """A level's figures: seconds of whole answers, percentiles, and rates."""
     answers = load.answers
     row = bench.recorder.row(name, case)
@@ -121,8 +124,6 @@ def record(bench: Bench, name: str, case: Case, load: Load, limit: float | None)
         "requests_per_second": len(answers) / load.seconds,
         "client_cores": load.client,
     }
-    if limit is not None:
-        row.values["limit_tokens_per_second"] = limit
 
 
 class _Floors:
@@ -133,14 +134,14 @@ class _Floors:
         self._slots = bench.subject.plan.capacity.slots
         picture = bench.subject.plan.prompt_format.prepare_picture(line("0-0"), NO_BUDGET)
         operations = count_operations(lambda: bench.subject.loaded.model.encode_picture(picture))
-        self._picture = operations_floor(self._limits, operations) or 0.0
+        self._picture = operations_floor(operations)(self._limits) or 0.0
 
     def tokens_per_second(self, load: Load, clients: int) -> float:
         rows = min(clients, self._slots)
         seconds = 0.0
         for answer in load.answers:
-            step = step_floor(self._limits, self._work, rows, answer.prompt_tokens) or 0.0
-            seconds += prompt_floor(self._limits, self._work, answer.prompt_tokens) or 0.0
+            step = step_floor(self._work, rows, answer.prompt_tokens)(self._limits) or 0.0
+            seconds += prompt_floor(self._work, answer.prompt_tokens)(self._limits) or 0.0
             seconds += answer.pictures * self._picture + (answer.tokens - 1) * step / rows
         return sum(answer.tokens for answer in load.answers) / seconds
 

@@ -56,11 +56,17 @@ class Session:
             self._scheduler.end(self._job, choice)
 
     def steps(self, count: int) -> list[float]:
-        """Make `count` tokens per row; returns the seconds of each step."""
+        """Make `count` tokens per row; returns the seconds of each step.
+
+        Raises `ValueError` where the slots are full.
+        """
         seconds = []
         for _ in range(count):
             began = time.perf_counter()
-            drawn = self._runner.decode(self._scheduler.plan().decode)
+            rows = self._scheduler.plan().decode
+            if not rows:
+                raise ValueError(f"the slots hold no more than {self._capacity} tokens")
+            drawn = self._runner.decode(rows)
             self._keep([(each.choice, each.token) for each in drawn.collect()])
             seconds.append(time.perf_counter() - began)
         return seconds

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -49,10 +50,10 @@ def run(settings: Settings, plan: ModelPlan, options: Options, recorder: Recorde
                             forget_file(file)
                     recorder.starting(f"{name}: {start} start")
                     line = _own(settings, code) if name == OURS else _theirs(plan, settings, code)
-                    rate = limits.file_rate if start == "first" else limits.cached_file_rate
+                    reading = _first_floor if start == "first" else _second_floor
+                    floor = partial(reading, plan.capacity.weight_bytes)
                     for until, seconds in line:
                         case = {"start": start, "until": until}
-                        floor = plan.capacity.weight_bytes / rate if rate else None
                         recorder.row(name, case, floor=floor).samples.append(seconds)
                     recorder.done(f"{name}: {start} start")
     return limits
@@ -64,6 +65,14 @@ def _limits(files: list[Path], recorder: Recorder) -> Limits:
         recorder.note("this system keeps files in its cache: a first start is no colder than a second")
     cold = file_rate(largest)
     return Limits(file_rate=cold, cached_file_rate=max(file_rate(largest) for _ in range(3)))
+
+
+def _first_floor(weight_bytes: int, limits: Limits) -> float | None:
+    return weight_bytes / limits.file_rate if limits.file_rate else None
+
+
+def _second_floor(weight_bytes: int, limits: Limits) -> float | None:
+    return weight_bytes / limits.cached_file_rate if limits.cached_file_rate else None
 
 
 def _own(settings: Settings, code: str) -> Iterator[tuple[str, float]]:

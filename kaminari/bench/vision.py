@@ -38,12 +38,13 @@ def run(bench: Bench) -> None:
     recorder.expect(options.rounds * (1 if reference is None else 2) * len(found))
     for image, picture in found:
         case = {"tokens": picture.tokens}
+        bench.measure_limits()
         recorder.starting(join_case(case))
         encode = partial(subject.loaded.model.encode_picture, picture)
         entrants: Entrants = [(OURS, partial(timed, encode, subject.device))]
         if reference is not None:
             entrants.append((HF, _theirs(reference, image, picture, subject.plan.prompt_format.marker)))
-        floor = operations_floor(bench.limits, count_operations(encode))
+        floor = operations_floor(count_operations(encode))
         for _, work in entrants:
             work()
         for name, work in turns(entrants, options.rounds):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from kaminari.bench.recorder import Floor
 from kaminari.bench.result import Limits
 from kaminari.model.family import Footprint, VisionLanguageModel
 from kaminari.model.linear import Linear
@@ -88,21 +89,24 @@ def count_operations(work: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def step_floor(limits: Limits, work: DecoderWork, rows: int, context: int) -> float | None:
+def step_floor(work: DecoderWork, rows: int, context: int) -> Floor:
     """The least seconds of a decode step."""
-    return _slower(
-        _over(work.step_bytes(rows, context), limits.read_rate),
-        _over(work.step_operations(rows, context), limits.multiply_rate),
-    )
+
+    def floor(limits: Limits) -> float | None:
+        reading = _over(work.step_bytes(rows, context), limits.read_rate)
+        multiplying = _over(work.step_operations(rows, context), limits.multiply_rate)
+        return _slower(reading, multiplying)
+
+    return floor
 
 
-def prompt_floor(limits: Limits, work: DecoderWork, tokens: int) -> float | None:
+def prompt_floor(work: DecoderWork, tokens: int) -> Floor:
     """The least seconds of a prompt's prefill."""
-    return _over(work.prompt_operations(tokens), limits.multiply_rate)
+    return operations_floor(work.prompt_operations(tokens))
 
 
-def operations_floor(limits: Limits, operations: int) -> float | None:
-    return _over(operations, limits.multiply_rate)
+def operations_floor(operations: int) -> Floor:
+    return lambda limits: _over(operations, limits.multiply_rate)
 
 
 def _attention_operations(

@@ -13,8 +13,9 @@ from kaminari.bench.decode import DYNAMIC, STATIC, OwnDecoder, ReferenceDecoder,
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.options import Options
 from kaminari.bench.result import OURS
+from kaminari.bench.session import Session, random_prompt
 from kaminari.bench.subject import CasesError
-from tests.bench.harness import bench_of
+from tests.bench.harness import LIMITS, bench_of
 
 OPTIONS = Options(rounds=2, tokens=2, batches=(1, 3), contexts=(128,), prompts=(40, 70), hf=True)
 
@@ -52,7 +53,7 @@ def test_every_entrant_makes_the_same_tokens(checkpoint: Callable[[str], Path], 
 def test_the_decode_suite_measures_every_case(tiny_checkpoint: Path) -> None:
     bench = bench_of(tiny_checkpoint, OPTIONS)
     decode.run(bench)
-    figures = bench.recorder.figures()
+    figures = bench.recorder.figures(LIMITS)
     assert {(figure.entrant, figure.case["batch"]) for figure in figures} == {
         (name, batch) for name in (OURS, DYNAMIC, STATIC) for batch in (1, 3)
     }
@@ -67,14 +68,32 @@ def test_the_decode_suite_measures_every_case(tiny_checkpoint: Path) -> None:
 
 def test_steps_that_leave_no_prompt_are_refused(tiny_checkpoint: Path) -> None:
     bench = bench_of(tiny_checkpoint, Options(rounds=20, tokens=8, contexts=(128,)))
-    with pytest.raises(CasesError, match="183 steps leave no room for a prompt in 128 tokens"):
+    with pytest.raises(CasesError, match="184 steps leave no room for a prompt in 128 tokens"):
         decode.run(bench)
+
+
+def test_a_context_is_used_to_its_end(tiny_checkpoint: Path) -> None:
+    tight = Options(rounds=13, tokens=4, batches=(1,), contexts=(128,))
+    assert decode.prompt_room(128, decode.steps_of(tight)) == decode.steps_of(tight)
+    bench = bench_of(tiny_checkpoint, tight, context=128)
+    decode.run(bench)
+    (figure,) = bench.recorder.figures(LIMITS)
+    assert figure.seconds.count == 13 * 4
+
+
+def test_full_slots_are_told(tiny_checkpoint: Path) -> None:
+    bench = bench_of(tiny_checkpoint, Options())
+    session = Session(bench.subject.loaded, 1, 40, 40)
+    session.prefill(random_prompt(bench.subject.loaded, 36), 1)
+    session.steps(3)
+    with pytest.raises(ValueError, match="no more than 40 tokens"):
+        session.steps(1)
 
 
 def test_the_prefill_suite_takes_turns(tiny_checkpoint: Path) -> None:
     bench = bench_of(tiny_checkpoint, OPTIONS)
     prefill.run(bench)
-    figures = bench.recorder.figures()
+    figures = bench.recorder.figures(LIMITS)
     assert {figure.case["tokens"] for figure in figures} == {40, 70}
     assert {figure.entrant for figure in figures} == {OURS, "hf"}
     assert {figure.seconds.count for figure in figures} == {2}
@@ -86,7 +105,7 @@ def test_longer_tiers_are_held_to_the_prediction(
     monkeypatch.setattr(prefill, "FIRST_TIER", 40)
     bench = bench_of(tiny_checkpoint, Options(rounds=1, prompts=(40, 70)))
     prefill.run(bench)
-    first, longer = (figure for figure in bench.recorder.figures())
+    first, longer = (figure for figure in bench.recorder.figures(LIMITS))
     work = bench.subject.work
     predicted = first.seconds.median * work.prompt_operations(70) / work.prompt_operations(40)
     assert "over_prediction" not in first.values
@@ -99,7 +118,7 @@ def test_the_vision_suite_gives_both_the_same_patches(
 ) -> None:
     bench = bench_of(checkpoint(variant), Options(rounds=1, pictures=(12,), hf=True))
     vision.run(bench)
-    ours, theirs = bench.recorder.figures()
+    ours, theirs = bench.recorder.figures(LIMITS)
     assert (ours.entrant, theirs.entrant) == (OURS, "hf")
     assert ours.case == theirs.case
     tokens = ours.case["tokens"]
@@ -135,7 +154,7 @@ def test_a_picture_that_is_asked_for_and_too_large_is_refused() -> None:
 def test_the_ladder_climbs_its_rungs(tiny_checkpoint: Path) -> None:
     bench = bench_of(tiny_checkpoint, OPTIONS, slots=8)
     ladder.run(bench)
-    figures = bench.recorder.figures()
+    figures = bench.recorder.figures(LIMITS)
     assert [figure.case["rung"] for figure in figures] == list(ladder.RUNGS)
     alone = bench_of(tiny_checkpoint, Options(rounds=1, tokens=2, contexts=(128,)), slots=8)
     with pytest.raises(CasesError, match="eager is transformers"):

@@ -86,12 +86,12 @@ def test_a_hybrids_linears_are_all_counted(checkpoint: Callable[[str], Path]) ->
 
 def test_the_floor_is_the_slower_of_reading_and_multiplying() -> None:
     slow_memory = Limits(read_rate=1000.0, multiply_rate=1e12)
-    assert step_floor(slow_memory, WORK, rows=2, context=10) == pytest.approx((1000 + 2 * 10 * 8) / 1000)
+    assert step_floor(WORK, rows=2, context=10)(slow_memory) == pytest.approx((1000 + 2 * 10 * 8) / 1000)
     slow_units = Limits(read_rate=1e12, multiply_rate=1000.0)
     operations = 2 * (2 * 300 + 2 * 100 + 4 * 16 * 10)
-    assert step_floor(slow_units, WORK, rows=2, context=10) == pytest.approx(operations / 1000)
-    assert prompt_floor(slow_units, WORK, 3) == pytest.approx((3 * 600 + 4 * 16 * 6 + 200) / 1000)
-    assert step_floor(Limits(), WORK, 1, 1) is None
+    assert step_floor(WORK, rows=2, context=10)(slow_units) == pytest.approx(operations / 1000)
+    assert prompt_floor(WORK, 3)(slow_units) == pytest.approx((3 * 600 + 4 * 16 * 6 + 200) / 1000)
+    assert step_floor(WORK, 1, 1)(Limits()) is None
 
 
 def test_vision_attention_is_counted_on_the_cpu() -> None:
