@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen3_5 import modeling_qwen3_5 as reference
 
-from kaminari.model import delta_state
+from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.hybrid import delta_net, text
 from kaminari.model.layers import ZeroCentredRMSNorm
 from kaminari.model.linear import Linear
@@ -31,8 +31,8 @@ PROJECTIONS, SCAN, CONVOLUTION, ATTENTION, NORMS = (
 )
 OURS = (
     (Linear, "forward", PROJECTIONS),
-    (delta_state, "chunk_rule", SCAN),
-    (delta_state, "recurrent_step", SCAN),
+    (GatedDeltaState, "run_row", SCAN),
+    (GatedDeltaState, "run_single_tokens", SCAN),
     (delta_net, "delta_inputs", SCAN),
     (delta_net, "short_convolution", CONVOLUTION),
     (text, "attend", ATTENTION),
