@@ -13,39 +13,28 @@ machine's own matrix products. `transformers` computes logits for every prompt t
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 import transformers
-from PIL import Image
 from rich.console import Console
-from rich.table import Table
-from transformers.models.qwen3_5.modeling_qwen3_5 import (
-    torch_chunk_gated_delta_rule,
-    torch_recurrent_gated_delta_rule,
-)
 
-from benchmarks.components import OURS, THEIRS, timed
+from benchmarks.hybrid_sections import (
+    DECODE_PROMPT,
+    Results,
+    measure_components,
+    measure_decode,
+    measure_picture,
+    measure_prefill,
+    measure_scan,
+    random_prompt,
+)
 from benchmarks.sides import CPU, Ours, Theirs
 from kaminari.engine.placement import multiplies_bfloat16
-from kaminari.model.family import PictureBudget, find_family
-from kaminari.model.gated_delta_net import CHUNK, chunk_rule, delta_inputs, recurrent_step
-from kaminari.model.hybrid.config import HybridSizes
-
-Results = dict[str, Any]
-SCAN_TOKENS, SCAN_ROUNDS = 1024, 5
-DECODE_PROMPT, DECODE_STEPS = 512, 24
-PICTURE_SIDE, PICTURE_ROUNDS = 448, 5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,9 +47,12 @@ def main(argv: Sequence[str]) -> int:
     with torch.inference_mode():
         ours = Ours(args.folder, dtype, max([*args.prefill, DECODE_PROMPT]) + 64, args.chunk)
         theirs = Theirs(args.folder, dtype)
-        ours.prefill(_prompt(64)), theirs.prefill(_prompt(64))
+        for side in (ours, theirs):
+            side.prefill(random_prompt(64))
         if args.prefill:
-            results["prefill"] = measure_prefill(ours, theirs, args, console)
+            results["prefill"] = measure_prefill(
+                ours, theirs, args.prefill, args.rounds, args.as_shipped, console
+            )
         if args.components:
             results["components"] = measure_components(ours, theirs, args.components, console)
         if args.scan:
@@ -72,195 +64,6 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
-
-
-def measure_prefill(ours: Ours, theirs: Theirs, args: argparse.Namespace, console: Console) -> Results:
-    """Tokens per second of each tier, in turns; the shortest tier three times."""
-    sizes: HybridSizes = ours.model._sizes
-    rate = product_rate(sizes, next(ours.model.network.text.parameters()).dtype)
-    tiers: Results = {}
-    table = Table(
-        "tokens", "kaminari", "transformers", "ratio", "as shipped", "of its FLOPs", title="Prefill, tokens/s"
-    )
-    for tokens in sorted(args.prefill):
-        ids = _prompt(tokens)
-        rounds = args.rounds if tokens == min(args.prefill) else 1
-        sides: list[Callable[[], int]] = [
-            lambda ids=ids: ours.prefill(ids),
-            lambda ids=ids: theirs.prefill(ids),
-        ]  # type: ignore[misc]
-        if args.as_shipped and tokens == min(args.prefill):
-            sides.append(lambda ids=ids: theirs.prefill(ids, every_logit=True))  # type: ignore[misc]
-        with console.status(f"prefill of {tokens}"):
-            seconds = in_turns(sides, rounds)
-        gc.collect()
-        floor = prefill_flops(sizes, tokens) / rate
-        tiers[str(tokens)] = {
-            "kaminari": tokens / seconds[0],
-            "transformers": tokens / seconds[1],
-            "ratio": seconds[1] / seconds[0],
-            "as_shipped": tokens / seconds[2] if len(seconds) > 2 else None,
-            "predicted": tokens / floor,
-        }
-        shipped = f"{tokens / seconds[2]:.0f} ({seconds[2] / seconds[0]:.2f}x)" if len(seconds) > 2 else ""
-        table.add_row(
-            str(tokens),
-            f"{tokens / seconds[0]:.0f}",
-            f"{tokens / seconds[1]:.0f}",
-            f"{seconds[1] / seconds[0]:.2f}x",
-            shipped,
-            f"{floor / seconds[0]:.0%} of {tokens / floor:.0f}",
-        )
-    console.print(table)
-    speeds = [tiers[str(tokens)]["kaminari"] for tokens in sorted(args.prefill)]
-    console.print(
-        f"longest against shortest: {speeds[-1] / speeds[0]:.2f}; products run at {rate / 1e9:.0f} GFLOP/s"
-    )
-    return {"tiers": tiers, "longest_against_shortest": speeds[-1] / speeds[0], "product_flops": rate}
-
-
-def measure_components(ours: Ours, theirs: Theirs, tokens: int, console: Console) -> Results:
-    """Seconds of each part of one prefill, and of the rest."""
-    ids = _prompt(tokens)
-    table = Table(
-        "part", "kaminari s", "share", "transformers s", "share", title=f"Parts of a prefill of {tokens}"
-    )
-    parts: Results = {}
-    for name, side, owners in (("kaminari", ours, OURS), ("transformers", theirs, THEIRS)):
-        with console.status(f"parts of {name}"), timed(owners) as seconds:
-            start = time.perf_counter()
-            side.prefill(ids)
-            whole = time.perf_counter() - start
-        parts[name] = {**seconds, "rest": whole - sum(seconds.values()), "whole": whole}
-    for part in parts["kaminari"]:
-        cells = [(parts[name][part], parts[name]["whole"]) for name in parts]
-        table.add_row(part, *(cell for one, whole in cells for cell in (f"{one:.2f}", f"{one / whole:.0%}")))
-    console.print(table)
-    return {"tokens": tokens, **parts}
-
-
-def measure_scan(sizes: HybridSizes, console: Console) -> Results:
-    """One layer's recurrence over the same tokens: chunked, token by token, and the reference's forms."""
-    delta = sizes.delta
-    generator = torch.Generator().manual_seed(1)
-
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(SCAN_TOKENS, *shape, generator=generator)
-
-    queries, keys = noise(delta.key_heads, delta.key_dim), noise(delta.key_heads, delta.key_dim)
-    values, decay = noise(delta.heads, delta.value_dim), -0.1 * noise(delta.heads).abs()
-    beta = noise(delta.heads).sigmoid()
-
-    def state() -> torch.Tensor:
-        return torch.zeros(delta.heads, delta.key_dim, delta.value_dim)
-
-    def one_token_at_a_time() -> None:
-        inputs, states = delta_inputs(queries, keys, values, decay, beta), state()[None]
-        for token in range(SCAN_TOKENS):
-            recurrent_step(inputs[token : token + 1], states)
-
-    def theirs(form: Callable[..., Any]) -> Callable[[], Any]:
-        batch = [each[None] for each in (queries, keys, values)]
-        options = {"g": decay[None], "beta": beta[None], "output_final_state": True}
-        return lambda: form(*batch, use_qk_l2norm_in_kernel=True, **options)
-
-    forms: dict[str, Callable[[], Any]] = {
-        "chunked": lambda: chunk_rule(delta_inputs(queries, keys, values, decay, beta), state()),
-        "one token at a time": one_token_at_a_time,
-        "transformers, chunked": theirs(torch_chunk_gated_delta_rule),
-        "transformers, one token at a time": theirs(torch_recurrent_gated_delta_rule),
-    }
-    with console.status("scan"):
-        seconds = dict(zip(forms, in_turns(list(forms.values()), SCAN_ROUNDS), strict=True))
-    table = Table(
-        "form", "ms", "chunked is faster by", title=f"Scan of {SCAN_TOKENS} tokens, one layer, float32"
-    )
-    for form, one in seconds.items():
-        table.add_row(form, f"{one * 1e3:.1f}", f"{one / seconds['chunked']:.2f}x")
-    console.print(table)
-    return {"tokens": SCAN_TOKENS, "seconds": seconds}
-
-
-def measure_decode(ours: Ours, theirs: Theirs, console: Console) -> Results:
-    """Milliseconds per token at batch 1 behind a prompt, the sides taking turns token by token."""
-    tokens = [ours.prefill(_prompt(DECODE_PROMPT)), theirs.prefill(_prompt(DECODE_PROMPT))]
-
-    def step(side: Ours | Theirs, place: int) -> Callable[[], None]:
-        def run() -> None:
-            tokens[place] = side.decode(tokens[place])
-
-        return run
-
-    with console.status("decode"):
-        seconds = in_turns([step(ours, 0), step(theirs, 1)], DECODE_STEPS)
-    weights = sum(each.numel() * each.element_size() for each in ours.model.network.text.parameters())
-    table = Table(
-        "", "kaminari", "transformers", "ratio", title=f"Decode at batch 1 behind {DECODE_PROMPT} tokens"
-    )
-    table.add_row("ms per token", *(f"{one * 1e3:.0f}" for one in seconds), f"{seconds[1] / seconds[0]:.2f}x")
-    table.add_row("GB/s of weights", *(f"{weights / one / 1e9:.1f}" for one in seconds), "")
-    console.print(table)
-    return {
-        "kaminari_ms": seconds[0] * 1e3,
-        "transformers_ms": seconds[1] * 1e3,
-        "ratio": seconds[1] / seconds[0],
-        "weight_bytes": weights,
-    }
-
-
-def measure_picture(ours: Ours, theirs: Theirs, folder: Path, console: Console) -> Results:
-    """Milliseconds of the vision half for one square picture."""
-    pixels = np.random.default_rng(0).integers(0, 256, (PICTURE_SIDE, PICTURE_SIDE, 3), dtype=np.uint8)
-    prompt_format = find_family(folder).prompt_format(folder)
-    picture = prompt_format.prepare_picture(Image.fromarray(pixels), PictureBudget(1 << 20))
-    mine, golden = ours.encode(picture).float(), theirs.encode(picture).float()
-    difference = ((mine - golden).norm() / golden.norm()).item()
-    with console.status("picture"):
-        seconds = in_turns([lambda: ours.encode(picture), lambda: theirs.encode(picture)], PICTURE_ROUNDS)
-    table = Table(
-        "", "kaminari", "transformers", "ratio", title=f"A picture of {PICTURE_SIDE} x {PICTURE_SIDE}"
-    )
-    table.add_row("ms", *(f"{one * 1e3:.0f}" for one in seconds), f"{seconds[1] / seconds[0]:.2f}x")
-    console.print(table, f"rows differ by {difference:.1e} of their size")
-    return {
-        "tokens": picture.tokens,
-        "kaminari_ms": seconds[0] * 1e3,
-        "transformers_ms": seconds[1] * 1e3,
-        "ratio": seconds[1] / seconds[0],
-    }
-
-
-def in_turns(sides: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
-    """Median seconds of each side, after the sides took turns for so many rounds."""
-    seconds: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for place, side in enumerate(sides):
-            start = time.perf_counter()
-            side()
-            seconds[place].append(time.perf_counter() - start)
-    return [statistics.median(each) for each in seconds]
-
-
-def prefill_flops(sizes: HybridSizes, tokens: int) -> float:
-    """Multiplications and additions of a prompt: projections, causal attention, chunked scan, last logits."""
-    delta, hidden = sizes.delta, sizes.hidden
-    values = delta.heads * delta.value_dim
-    attention = hidden * sizes.head_dim * (3 * sizes.heads + 2 * sizes.kv_heads)
-    mixing = hidden * (delta.channels + 2 * delta.heads + 2 * values)
-    mlp = 3 * hidden * sizes.intermediate
-    layers = [attention + mlp if attends else mixing + mlp for attends in sizes.attends]
-    attended = sum(sizes.attends) * 4 * sizes.heads * sizes.head_dim * tokens * (tokens + 1) / 2
-    per_token = 2 * CHUNK * (2 * delta.key_dim + 2 * delta.value_dim) + 6 * delta.key_dim * delta.value_dim
-    scanned = (len(layers) - sum(sizes.attends)) * delta.heads * per_token * tokens
-    return 2.0 * sum(layers) * tokens + attended + scanned + 2 * hidden * sizes.vocab
-
-
-def product_rate(sizes: HybridSizes, dtype: torch.dtype) -> float:
-    """FLOP/s of the decoder's widest projection over a chunk, the best of five."""
-    x = torch.randn(512, sizes.hidden).to(dtype)
-    weight = torch.randn(2 * sizes.intermediate, sizes.hidden).to(dtype)
-    best = min(in_turns([lambda: F.linear(x, weight)], 1)[0] for _ in range(5))
-    return 2 * x.numel() * weight.shape[0] / best
 
 
 def describe_machine(args: argparse.Namespace) -> Results:
@@ -284,10 +87,6 @@ def _cpu_model() -> str:
         flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if any(flag in line for line in lines)
     ]
     return f"{len(names)} x {names[0]} ({', '.join(flags)})" if names else platform.processor()
-
-
-def _prompt(tokens: int) -> torch.Tensor:
-    return torch.randint(300, 100_000, (tokens,), generator=torch.Generator().manual_seed(tokens))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

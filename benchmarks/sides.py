@@ -74,6 +74,7 @@ class Theirs:
         model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self.model: Any = model.eval()
         self._cache: Any = None
+        self._cache_name = "cache"  # what this version of the reference calls it
 
     def prefill(self, ids: Tensor, *, every_logit: bool = False) -> int:
         """Run a prompt [T] and return the next token."""
@@ -83,13 +84,13 @@ class Theirs:
         else:
             output = self.model.model(input_ids=ids[None], use_cache=True)
             logits = self.model.lm_head(output[0][0, -1])
-        self._cache = output["cache" if "cache" in output else "past_key_values"]
-        self._name = "cache" if "cache" in output else "past_key_values"
+        self._cache_name = "cache" if "cache" in output else "past_key_values"
+        self._cache = output[self._cache_name]
         return int(logits.argmax())
 
     def decode(self, token: int) -> int:
         """Feed one token and return the next one."""
-        options = {self._name: self._cache, "use_cache": True}
+        options = {self._cache_name: self._cache, "use_cache": True}
         return int(self.model(input_ids=torch.tensor([[token]]), **options).logits[0, -1].argmax())
 
     def encode(self, picture: Picture) -> Tensor:
