@@ -1,4 +1,4 @@
-"""The sections of `benchmarks.hybrid`: each measures both sides in turns and prints and returns its figures."""
+"""The sections of `benchmarks.hybrid`: each measures both sides in turns, and prints and returns figures."""
 
 from __future__ import annotations
 
