@@ -15,6 +15,7 @@ import torch
 from kaminari.engine.capacity import format_bytes
 from kaminari.engine.memory import available_memory, cgroup_headroom
 from kaminari.engine.placement import cpu_bfloat16_features, multiplies_bfloat16
+from kaminari.model.delta_kernels import has_fla
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 # what an extra of ours brings, by the module that shows that it is there
@@ -35,10 +36,12 @@ def versions() -> list[Fact]:
         build = f"for CUDA {torch.version.cuda}"
     else:
         build = "for ROCm" if torch.version.hip is not None else "for the CPU only"
+    fla = [Fact("flash-linear-attention", metadata.version("fla-core"))] if has_fla() else []
     return [
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         Fact("torch", f"{torch.__version__}, built {build}"),
         Fact("transformers", metadata.version("transformers")),
+        *fla,
     ]
 
 
@@ -68,6 +71,10 @@ def missing() -> list[str]:
     if not torch.cuda.is_available() and not multiplies_bfloat16(torch.device("cpu")):
         notes.append(
             "this CPU has no bfloat16 instructions: auto means float32, which takes twice the memory"
+        )
+    if torch.cuda.is_available() and not has_fla():
+        notes.append(
+            "no flash-linear-attention (kaminari[fla]): hybrid models read prompts with our own form"
         )
     if not any(shutil.which(compiler) for compiler in COMPILERS):
         notes.append("no C++ compiler: torch.compile does not work on the CPU")

@@ -14,14 +14,8 @@ from torch import Tensor
 
 from kaminari.model.batch import RowLengths
 from kaminari.model.cache import LayerState
-from kaminari.model.gated_delta_net import (
-    Corrections,
-    DeltaInputs,
-    chunk_rule,
-    next_tail,
-    propose,
-    recurrent_step,
-)
+from kaminari.model.delta_kernels import chunk_form
+from kaminari.model.gated_delta_net import Corrections, DeltaInputs, next_tail, propose, recurrent_step
 
 
 @dataclass(slots=True)
@@ -57,6 +51,7 @@ class GatedDeltaState(LayerState):
     ) -> None:
         self.state = torch.zeros((slots, heads, key_dim, value_dim), device=device, dtype=torch.float32)
         self.tail = torch.zeros((slots, kernel - 1, channels), device=device, dtype=dtype)
+        self._chunk_form = chunk_form(device, dtype)
         self._lengths = [0] * slots
         self._drafts: dict[int, _Draft] = {}
 
@@ -160,7 +155,7 @@ class GatedDeltaState(LayerState):
         if inputs.tokens == 1:
             output = recurrent_step(inputs, self.state[slot : slot + 1])
         else:
-            output = chunk_rule(inputs, self.state[slot])
+            output = self._chunk_form(inputs, self.state[slot])
         self.tail[slot] = next_tail(self.tail[slot : slot + 1], convolved)[0]
         self._lengths[slot] += inputs.tokens
         return output

@@ -18,9 +18,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return self.weight * normalize(x, self.eps).to(x.dtype)
 
 
 class ZeroCentredRMSNorm(nn.Module):
@@ -32,9 +30,7 @@ class ZeroCentredRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * (1.0 + self.weight.float())).to(x.dtype)
+        return normalize(x, self.eps).mul_(1.0 + self.weight.float()).to(x.dtype)
 
 
 class SwiGLU(nn.Module):
@@ -50,7 +46,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        down: Tensor = self.down(F.silu(gate) * up)
+        down: Tensor = self.down(F.silu(gate, inplace=True) * up)
         return down
 
 
@@ -63,3 +59,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
+
+
+def normalize(x: Tensor, eps: float) -> Tensor:
+    """Divide the last axis by its root mean square: a new tensor in float32."""
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps)

@@ -166,6 +166,14 @@ def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.missing() == []
 
 
+def test_a_card_without_the_hybrid_kernels_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fla" else object())
+    (note,) = machine.missing()
+    assert "kaminari[fla]" in note
+
+
 def test_a_broken_installation_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,20 +69,21 @@ def test_a_snapshot_goes_on_bit_for_bit_for_200_tokens(
     """Case hyb-state-dtype: the running state is float32, and so is a saved one."""
     engine = hand_loop(checkpoint(variant))
     model = engine.loaded.model
-    turns: Turns = [("user", ["one two three four five six " * 16])]
+    turns: Turns = [("user", ["one two three four five six " * 32])]
     wanted = golden_answer(golden(variant), turns, tokens=1)
     length = len(wanted.prompt_ids)
-    assert length > 256
+    assert length > 512
     prompt = on_device(engine, turns, Greedy(wanted.prompt_ids, (0,) * 200, (1.0,) * 200))
     cache = model.new_cache(2, length + 201)
-    first = Row(prompt, slot=0, chunk=256)
+    first = Row(prompt, slot=0, chunk=512)
     cache.claim(0)
     step(model, cache, [first])
+    assert first.cached == 512
     snapshot = cache.save(0, first.cached)
     run(model, cache, [first])
     poison(cache, [1])
     cache.restore(1, snapshot)
-    second = Row(prompt, slot=1, chunk=256, cached=snapshot.length)
+    second = Row(prompt, slot=1, chunk=512, cached=snapshot.length)
     run(model, cache, [second])
     assert second.answer == first.answer
     assert len(set(first.answer)) > 10

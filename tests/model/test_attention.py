@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kaminari.model.attention import attend
+from kaminari.model.attention import _attend_in_products, attend
 from kaminari.model.batch import RowLengths, StepBatch
 from kaminari.model.cache import AttentionKV
 
@@ -113,3 +113,28 @@ def test_neither_neighbours_nor_stale_places_change_a_bit(rows: list[tuple[int, 
         )
         assert torch.equal(alone, outputs[0][start:stop])
         start = stop
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(2, 2), (128, 128), (130, 130), (129, 300), (300, 431)])
+@pytest.mark.parametrize(("kv_heads", "group"), [(1, 4), (2, 3)])
+def test_products_are_the_same_attention_over_every_block(
+    q_len: int, kv_len: int, kv_heads: int, group: int
+) -> None:
+    generator = torch.Generator().manual_seed(q_len)
+    slot = torch.full((2, kv_heads, kv_len + 9, HEAD_DIM), torch.nan)
+    slot[:, :, :kv_len].normal_(generator=generator)
+    keys, values = slot[:, :, :kv_len]
+    q = torch.randn(q_len, kv_heads * group, HEAD_DIM, generator=generator)
+    wanted = written_out(q, keys, values).float()
+    torch.testing.assert_close(_attend_in_products(q, keys, values), wanted, atol=2e-6, rtol=1e-5)
+    # What bfloat16 rounds: the inputs, the scores before the softmax, the weights and the result.
+    narrow = _attend_in_products(*(part.bfloat16() for part in (q, keys, values)))
+    assert (narrow.float() - wanted).norm() < 0.02 * wanted.norm()
+
+
+def test_bfloat16_prompts_on_a_cpu_attend_in_products() -> None:
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(40, heads, HEAD_DIM, generator=generator).bfloat16() for heads in (4, 2, 2))
+    layer = AttentionKV(1, 2, 40, HEAD_DIM, device=CPU, dtype=torch.bfloat16)
+    output = attend(q, k, v, layer, batch_of([(0, 40, 40)]))
+    assert torch.equal(output, _attend_in_products(q, layer.keys[0], layer.values[0]))

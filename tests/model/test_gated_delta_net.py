@@ -18,6 +18,7 @@ from kaminari.model.gated_delta_net import (
     DeltaInputs,
     chunk_rule,
     delta_inputs,
+    invert_unit_lower,
     next_tail,
     propose,
     recurrent_step,
@@ -155,3 +156,15 @@ def test_the_convolution_is_the_references_at_every_split(kernel: int) -> None:
             tail = next_tail(tail, piece)
         torch.testing.assert_close(torch.cat(pieces, dim=1), wanted, atol=1e-6, rtol=1e-6)
         assert torch.equal(tail, inputs[:, 12 - (kernel - 1) :])
+
+
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 100])
+def test_a_unit_lower_triangle_is_inverted_by_halves(size: int) -> None:
+    """Like keys make a triangle of ones, where powers of it would grow to 1e18 before they vanish."""
+    generator = torch.Generator().manual_seed(size)
+    noise = torch.rand(3, size, size, generator=generator)
+    noise[0] = 1.0
+    exact = torch.linalg.inv(noise.double().tril(-1) + torch.eye(size, dtype=torch.float64))
+    inverse = invert_unit_lower(noise)
+    torch.testing.assert_close(inverse.double(), exact, atol=1e-5, rtol=1e-4)
+    assert not inverse.triu(1).any()

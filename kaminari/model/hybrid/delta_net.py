@@ -10,6 +10,7 @@ from kaminari.model.batch import StepBatch
 from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.gated_delta_net import DeltaInputs, delta_inputs, short_convolution
 from kaminari.model.hybrid.config import HybridSizes
+from kaminari.model.layers import normalize
 from kaminari.model.linear import Linear
 
 
@@ -80,9 +81,8 @@ class GatedDeltaNet(nn.Module):
 
     def _gated_norm(self, heads: Tensor, gate: Tensor) -> Tensor:
         """RMSNorm of [T, heads, value_dim], times silu of the gate in float32: the reference's order."""
-        wide = heads.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.norm_eps)
-        return (self.norm * wide.to(heads.dtype) * F.silu(gate.float())).to(heads.dtype)
+        normed = normalize(heads, self.norm_eps).to(heads.dtype)
+        return (F.silu(gate.float()) * (self.norm * normed)).to(heads.dtype)
 
 
 def _unset(*shape: int) -> nn.Parameter:
