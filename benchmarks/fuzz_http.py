@@ -1,9 +1,10 @@
 """Send random requests, made from its own OpenAPI document, to a running server, and report what came back.
 
     kaminari serve &
-    python -m benchmarks.fuzz_http --requests 20000
+    python -m benchmarks.fuzz_http --requests 20000 --pid $!
 
 Exits with 1 where a response was a 5xx other than 503, a request hung, or a slot was not free at the end.
+With `--pid` the server's memory is shown along the way. `fuzz_openapi` does the same with schemathesis.
 Talks to loopback only, and never starts or stops a server.
 """
 
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import orjson
+import psutil
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -40,13 +42,15 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pid", type=int, help="the server's process, whose memory is shown")
     args = parser.parse_args()
     if urlsplit(args.url).hostname not in LOOPBACK:
         parser.error("the server must be on loopback")
-    return asyncio.run(run(args.url, args.requests, args.seed))
+    return asyncio.run(run(args.url, args.requests, args.seed, args.pid))
 
 
-async def run(url: str, count: int, first_seed: int) -> int:
+async def run(url: str, count: int, first_seed: int, pid: int | None) -> int:
+    server = None if pid is None else psutil.Process(pid)
     began = time.monotonic()
     statuses: Counter[str] = Counter()
     faults: list[str] = []
@@ -62,7 +66,8 @@ async def run(url: str, count: int, first_seed: int) -> int:
                 part = batch[start : start + BATCH]
                 await asyncio.gather(*(send(client, *request, statuses, faults) for request in part))
             sent += len(batch)
-            print(f"{sent} requests, {time.monotonic() - began:.0f} s", file=sys.stderr)
+            memory = "" if server is None else f", {server.memory_info().rss / 2**20:.0f} MiB"
+            print(f"{sent} requests, {time.monotonic() - began:.0f} s{memory}", file=sys.stderr)
         await asyncio.sleep(1)
         metrics = (await client.get("/metrics")).text
         health = (await client.get("/health")).status_code

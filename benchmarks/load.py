@@ -4,8 +4,10 @@
     python -m benchmarks.load --clients 64 --seconds 300 --pid $!
 
 Of each client's requests a tenth leaves in the middle and a tenth is wrong; the others ask what was asked
-alone at first, and must get the same answer. `/health` is polled, and with `--pid` the resident memory of
-the server is sampled. Talks to loopback only, and never starts or stops a server.
+alone at first, and must get the same answer. `/health` is polled. With `--pid` the resident memory of the
+server is sampled, and what it holds (threads, files, sockets) is counted before and after. Exits with 1 where
+an answer was wrong, `/health` was slow, memory grew after the first minute, or something was not given back.
+Talks to loopback only, and never starts or stops a server.
 """
 
 from __future__ import annotations
@@ -36,13 +38,35 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
+SLOW_HEALTH_SECONDS = 0.2
+GROWTH = 1.05
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds: threads, open files and sockets of any kind, and connections that are open."""
+
+    threads: int
+    descriptors: int
+    connections: int
+
+    @staticmethod
+    def by(process: psutil.Process) -> Held:
+        connections = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
+        return Held(process.num_threads(), process.num_fds(), len(connections))
+
+
 @dataclass
 class Seen:
-    """outcomes:  of requests;  waits:  seconds of each /health;  memory:  (seconds, bytes) of the server"""
+    """outcomes:  of requests;  waits:  seconds of each /health;  memory:  (seconds, bytes) of the server;
+    before, after:  what the server held, without this program's own connections
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)
     memory: list[tuple[float, int]] = field(default_factory=list)
+    before: Held | None = None
+    after: Held | None = None
 
 
 def ask(question: str, **fields: Any) -> dict[str, Any]:
@@ -114,44 +138,73 @@ async def sample(process: psutil.Process, until: float, seen: Seen) -> None:
 
 async def run(url: str, clients: int, seconds: float, pid: int | None) -> int:
     seen = Seen()
+    process = None if pid is None else psutil.Process(pid)
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_SECONDS, trust_env=False) as http:
+        # all at once first, so that every worker thread has been started when they are counted
+        await asyncio.gather(*(http.post(CHAT, json=ask(question)) for question in QUESTIONS))
+        right = {}
+        for question in QUESTIONS:
+            answer = (await http.post(CHAT, json=ask(question))).json()
+            right[question] = answer["choices"][0]["message"]["content"]
+    if process is not None:
+        await asyncio.sleep(1)
+        seen.before = Held.by(process)
     limits = httpx.Limits(max_connections=clients + 4, max_keepalive_connections=clients)
     async with (
         httpx.AsyncClient(base_url=url, timeout=HANG_SECONDS, trust_env=False, limits=limits) as http,
         httpx.AsyncClient(base_url=url, timeout=HANG_SECONDS, trust_env=False) as watcher,
     ):
-        right = {}
-        for question in QUESTIONS:
-            answer = (await http.post(CHAT, json=ask(question))).json()
-            right[question] = answer["choices"][0]["message"]["content"]
         until = time.monotonic() + seconds
         work = [client(http, right, until, seen, place) for place in range(clients)]
         work.append(poll(watcher, until, seen))
-        if pid is not None:
-            work.append(sample(psutil.Process(pid), until, seen))
+        if process is not None:
+            work.append(sample(process, until, seen))
         await asyncio.gather(*work)
         await asyncio.sleep(1)
         figures = (await watcher.get("/metrics")).text
+    if process is not None:
+        await asyncio.sleep(1)
+        seen.after = Held.by(process)
     return report(seen, figures)
 
 
 def report(seen: Seen, figures: str) -> int:
-    faults = sum(number for outcome, number in seen.outcomes.items() if outcome.startswith("FAULT"))
+    faults = [
+        f"{number} {outcome}" for outcome, number in seen.outcomes.items() if outcome.startswith("FAULT")
+    ]
     print(f"{sum(seen.outcomes.values())} requests")
     for outcome, number in seen.outcomes.most_common():
         print(f"  {outcome}: {number}")
     waits = sorted(seen.waits)
     middle, late = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
     print(f"/health: {len(waits)} polls, median {middle * 1000:.1f} ms, p99 {late * 1000:.1f} ms")
-    if seen.memory:
-        quarter = max(1, len(seen.memory) // 4)
-        parts = [seen.memory[start : start + quarter] for start in range(0, quarter * 4, quarter)]
-        means = [sum(size for _, size in part) / len(part) / 2**20 for part in parts if part]
-        print("resident memory, mean of each quarter in MiB: " + ", ".join(f"{mean:.0f}" for mean in means))
+    if late > SLOW_HEALTH_SECONDS:
+        faults.append("/health was slow")
+    minutes = means_by_minute(seen.memory)
+    if minutes:
+        print("resident memory, mean of each minute in MiB: " + ", ".join(f"{mean:.0f}" for mean in minutes))
+        if len(minutes) > 2 and minutes[-1] > minutes[1] * GROWTH:
+            faults.append("memory grew after the first minute")
+    if seen.before is not None and seen.after is not None:
+        print(f"before: {seen.before}\nafter:  {seen.after}")
+        if seen.after != seen.before:
+            faults.append("something was not given back")
     names = ("kaminari_slots", "kaminari_requests_")
-    print(
-        "\n".join(line for line in figures.splitlines() if line.startswith(names) and "created" not in line)
-    )
+    lines = [line for line in figures.splitlines() if line.startswith(names) and "created" not in line]
+    print("\n".join(lines))
+    gauges = dict(line.split() for line in lines)
+    if gauges["kaminari_slots_free"] != gauges["kaminari_slots"]:
+        faults.append("slots were not free at the end")
+    print("faults: " + ("; ".join(faults) or "none"))
     return int(bool(faults))
+
+
+def means_by_minute(memory: list[tuple[float, int]]) -> list[float]:
+    """MiB; what is left of the last minute counts as one if it is half a minute or more."""
+    minutes: dict[int, list[int]] = {}
+    for second, size in memory:
+        minutes.setdefault(int(second // 60), []).append(size)
+    return [sum(sizes) / len(sizes) / 2**20 for sizes in minutes.values() if len(sizes) >= 30]
 
 
 def main() -> int:

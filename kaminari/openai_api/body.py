@@ -40,7 +40,7 @@ def check_content_type(request: Request) -> None:
 
 
 class Bodies:
-    """How much the bodies that are in memory may take together."""
+    """How much the bodies that are in memory may take together, of requests and of pictures."""
 
     def __init__(self, total: int) -> None:
         """`total` is in bytes."""
@@ -48,7 +48,7 @@ class Bodies:
 
     @contextmanager
     def place(self) -> Iterator[Place]:
-        """Room for one body, given back at the end of the block."""
+        """Room for one request, given back at the end of the block."""
         place = Place(self)
         try:
             yield place
@@ -62,7 +62,7 @@ class Bodies:
 
 
 class Place:
-    """The room of one body. `taken` is in bytes."""
+    """The room of one request's bodies. `taken` is in bytes."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies

@@ -21,7 +21,8 @@ Prepare = Callable[[bytes, Engine, Media], ResultT]
 
 
 BODIES = 8
-"""As many bodies of the largest size may be in memory together, or more of smaller ones."""
+"""As many bodies of the largest size may be in memory together, or more of smaller ones, with the pictures
+that are fetched for them."""
 
 
 class Intake:
@@ -42,5 +43,5 @@ class Intake:
         check_content_type(http)
         with self._bodies.place() as place:
             body = await read_body(http, self._max_body, self._timeout, self.lifecycle, place)
-            preparing = self._preparation.run(lambda media: prepare(body, engine, media))
+            preparing = self._preparation.run(lambda media: prepare(body, engine, media), place)
             return await while_wanted(preparing, http, self.lifecycle)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from kaminari.config import Settings
 from kaminari.engine.data_url import data_url_bytes
 from kaminari.engine.errors import RequestError
+from kaminari.openai_api.body import Place
 from kaminari.openai_api.media_folder import MediaFolder
 from kaminari.openai_api.remote_media import Fetched, RemoteMedia
 from kaminari.openai_api.workers import Workers
@@ -76,8 +77,9 @@ class Preparation:
             media, max_total=int(settings.server.max_body), max_requests=settings.engine.queue_size
         )
 
-    async def run(self, job: Callable[[Media], ResultT]) -> ResultT:
-        """Run a job as `Workers.run` does, a second time where its first raised `NotFetched`.
+    async def run(self, job: Callable[[Media], ResultT], place: Place) -> ResultT:
+        """Run a job as `Workers.run` does, a second time where its first raised `NotFetched`. What is fetched
+        then takes its room in `place`.
 
         Raises what the job raises, `QueueFull`, and `RequestError` for too many addresses.
         """
@@ -91,6 +93,6 @@ class Preparation:
                 "that are to be fetched",
                 field="messages",
             )
-        fetched: Mapping[str, bytes | RequestError] = await self._remote.fetch(urls)
+        fetched: Mapping[str, bytes | RequestError] = await self._remote.fetch(urls, place)
         complete = Media(self._media.folder, self._media.remote, fetched)
         return await self._workers.run(lambda: job(complete))

@@ -17,6 +17,7 @@ import httpx
 from kaminari import __version__
 from kaminari.config import MediaSettings
 from kaminari.engine.errors import QueueFull, RequestError
+from kaminari.openai_api.body import Place
 from kaminari.openai_api.remote_address import IPAddress, Resolver, checked_addresses, system_resolver
 
 MAX_REDIRECTS = 3
@@ -56,27 +57,35 @@ class RemoteMedia:
     def _tls(self) -> ssl.SSLContext:
         return httpx.create_ssl_context(trust_env=False)
 
-    async def fetch(self, urls: Iterable[str]) -> Fetched:
-        """The bytes behind each address, or why they cannot be had. Raises `QueueFull`."""
+    async def fetch(self, urls: Iterable[str], place: Place) -> Fetched:
+        """The bytes behind each address, or why they cannot be had; `place` is their room in memory.
+
+        Raises `QueueFull` where too many fetch already, or the memory is taken.
+        """
         if self._requests >= self._max_requests:
             raise QueueFull(f"{self._max_requests} requests are fetching pictures already")
         self._requests += 1
         try:
-            budget = _Budget(self._max_total)
+            budget = _Budget(self._max_total, place)
             deadline = asyncio.get_running_loop().time() + self._timeout
             turns = asyncio.Semaphore(CONCURRENT)
 
-            async def one(url: str) -> bytes | RequestError:
+            async def one(url: str) -> bytes | RequestError | QueueFull:
                 try:
                     async with asyncio.timeout_at(deadline), turns:
                         return await self._follow(url, budget)
                 except TimeoutError:
                     return RequestError(f"the picture did not arrive within {self._timeout:g} s")
-                except RequestError as error:
+                except (RequestError, QueueFull) as error:
                     return error
 
             distinct = list(dict.fromkeys(urls))
-            return dict(zip(distinct, await asyncio.gather(*map(one, distinct)), strict=True))
+            fetched: dict[str, bytes | RequestError] = {}
+            for url, found in zip(distinct, await asyncio.gather(*map(one, distinct)), strict=True):
+                if isinstance(found, QueueFull):
+                    raise found
+                fetched[url] = found
+            return fetched
         finally:
             self._requests -= 1
 
@@ -144,8 +153,8 @@ class RemoteMedia:
             raise RequestError(_TOO_LARGE)
         body = bytearray()
         async for chunk in response.aiter_raw():
-            body += chunk
             budget.take(len(chunk))
+            body += chunk
             if len(body) > self._max_size:
                 raise RequestError(_TOO_LARGE)
         if not body:
@@ -154,15 +163,17 @@ class RemoteMedia:
 
 
 class _Budget:
-    """Bytes that the pictures of one request may still take."""
+    """Bytes that the pictures of one request may still take, and their room among all bodies."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, place: Place) -> None:
         self._left = total
+        self._place = place
 
     def take(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
             raise RequestError("the pictures of this request are larger together than this server fetches")
+        self._place.take(count)
 
 
 def _parse(url: str, base: httpx.URL | None = None) -> httpx.URL:

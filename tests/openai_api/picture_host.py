@@ -8,7 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from kaminari.openai_api.body import Bodies, Place
+
 Behaviour = Callable[[asyncio.StreamWriter, str], Awaitable[None]]
+
+
+def room(total: int = 10**9) -> Place:
+    """Memory that pictures may take, in bytes."""
+    return Place(Bodies(total))
 
 
 @dataclass

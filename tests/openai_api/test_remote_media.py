@@ -12,6 +12,7 @@ import pytest
 
 from kaminari.config import MediaSettings
 from kaminari.engine.errors import QueueFull, RequestError
+from kaminari.openai_api.body import Bodies
 from kaminari.openai_api.remote_address import is_private, is_public, system_resolver
 from kaminari.openai_api.remote_media import RemoteMedia
 from tests.cases.loading import FILES, case
@@ -21,6 +22,7 @@ from tests.openai_api.picture_host import (
     endless,
     picture_host,
     redirects,
+    room,
     sends,
     silent,
 )
@@ -55,7 +57,7 @@ def remote(resolve: Resolve | None = None, *, total: int = 10_000_000, **media: 
 async def got(media: RemoteMedia, url: str) -> bytes | str:
     """The bytes, or the message of the refusal, which repeats nothing of the address."""
     began = time.monotonic()
-    (found,) = (await media.fetch([url])).values()
+    (found,) = (await media.fetch([url], room())).values()
     assert time.monotonic() - began < 2
     if isinstance(found, bytes):
         return found
@@ -108,7 +110,7 @@ async def test_no_spelling_of_loopback_is_dialled(name: str) -> None:
     async with picture_host(sends(PICTURE), "0.0.0.0") as host:
         media = remote(system_resolver, allowed_hosts=[name], allow_private=False)
         shown = f"[{name}]" if ":" in name else name
-        (found,) = (await media.fetch([f"http://{shown}:{host.port}/"])).values()
+        (found,) = (await media.fetch([f"http://{shown}:{host.port}/"], room())).values()
         assert isinstance(found, RequestError)
         assert host.connections == 0
 
@@ -128,7 +130,7 @@ async def test_srv_ssrf_no_packet_leaves(url: str, monkeypatch: pytest.MonkeyPat
     host = url.split("/")[2].rpartition(":")[0] if url.endswith(":22/") else url.split("/")[2]
     for hosts in ([NAME], [host]):
         media = remote(system_resolver, allowed_hosts=hosts, allow_private=False)
-        (found,) = (await media.fetch([url])).values()
+        (found,) = (await media.fetch([url], room())).values()
         assert isinstance(found, RequestError)
 
 
@@ -302,7 +304,7 @@ async def test_addresses_that_cannot_be_read(url: str) -> None:
 async def test_bounds_of_one_request() -> None:
     async with picture_host(sends(PICTURE)) as host:
         urls = [f"http://{NAME}:{host.port}/{place}" for place in range(6)]
-        found = await remote(total=3 * len(PICTURE)).fetch([*urls, *urls])
+        found = await remote(total=3 * len(PICTURE)).fetch([*urls, *urls], room())
         assert list(found) == urls
         assert host.connections == 6
         assert sum(isinstance(one, bytes) for one in found.values()) == 3
@@ -311,13 +313,28 @@ async def test_bounds_of_one_request() -> None:
         }
 
 
+async def test_what_all_requests_fetch_is_bounded_in_memory() -> None:
+    bodies = Bodies(5 * len(PICTURE))
+    async with picture_host(sends(PICTURE)) as host:
+        urls = [f"http://{NAME}:{host.port}/{place}" for place in range(3)]
+        media = remote(timeout="5s")
+        with bodies.place() as first:
+            assert len(await media.fetch(urls, first)) == 3
+            assert first.taken == 3 * len(PICTURE)
+            with bodies.place() as second, pytest.raises(QueueFull):
+                await media.fetch(urls, second)
+        with bodies.place() as third:
+            assert len(await media.fetch(urls, third)) == 3
+
+
 async def test_requests_that_fetch_are_bounded() -> None:
     async with picture_host(silent) as host:
         media = remote()
-        running = [asyncio.create_task(media.fetch([f"http://{NAME}:{host.port}/{i}"])) for i in range(2)]
+        url = f"http://{NAME}:{host.port}/"
+        running = [asyncio.create_task(media.fetch([f"{url}{i}"], room())) for i in range(2)]
         await asyncio.sleep(0.05)
         with pytest.raises(QueueFull):
-            await media.fetch([f"http://{NAME}:{host.port}/"])
+            await media.fetch([url], room())
         running[0].cancel()
         await asyncio.wait(running)
         async with picture_host(sends(PICTURE)) as other:

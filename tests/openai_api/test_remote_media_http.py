@@ -10,10 +10,19 @@ import pytest
 
 from kaminari.config import EngineSettings, MediaSettings, PictureSettings, ServerSettings, Settings
 from kaminari.engine.conversation import PicturePart
+from kaminari.openai_api.remote_media import RemoteMedia
 from tests.cases.loading import case
 from tests.openai_api.fake_engine import FakeEngine
 from tests.openai_api.harness import CHAT, HI, client_of, error_of, make_app
-from tests.openai_api.picture_host import picture_host, sends, silent
+from tests.openai_api.picture_host import (
+    Behaviour,
+    drips,
+    endless,
+    picture_host,
+    redirects,
+    sends,
+    silent,
+)
 
 
 def settings_for(**media: Any) -> Settings:
@@ -76,6 +85,48 @@ async def test_img_fetch_timeout_others_are_unaffected() -> None:
             assert answer.status_code == 400
             assert error_of(answer)["param"] == "messages[0].content[0].image_url.url"
         assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "behave",
+    [drips(0.02), endless, silent, sends(b"x", length=2), sends(b"x", length=10**12)],
+    ids=["a slow drip", "an endless body", "silence", "too long a length", "far too long a length"],
+)
+async def test_a_host_that_misbehaves_is_a_400_in_bounded_time(behave: Behaviour, stream: bool) -> None:
+    app, _ = make_app(FakeEngine(), settings_for(max_size="1MB"))
+    async with picture_host(behave) as host, client_of(app) as client:
+        began = time.monotonic()
+        body = {**asking(f"http://127.0.0.1:{host.port}/a.png"), "stream": stream}
+        answer = await client.post(CHAT, json=body)
+        assert time.monotonic() - began < 3
+        assert answer.status_code == 400
+        assert error_of(answer)["param"] == "messages[0].content[1].image_url.url"
+        assert host.connections == 1
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1", "localhost", "[::1]", "2130706433", "pictures.test"])
+async def test_srv_ssrf_redirect_reaches_no_inner_port(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by another host, nor by the same one, whose name points inside at the second look-up."""
+    looked_up: list[str] = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        looked_up.append(host)
+        return ["127.0.0.1"] if len(looked_up) == 1 else ["169.254.169.254", "127.0.0.1"]
+
+    monkeypatch.setitem(RemoteMedia.__init__.__kwdefaults__, "resolve", resolve)
+    app, _ = make_app(FakeEngine(), settings_for(allowed_hosts=["pictures.test"]))
+    async with picture_host(sends(b"inner")) as inner:
+        async with (
+            picture_host(redirects(f"http://{where}:{inner.port}/secret")) as outer,
+            client_of(app) as client,
+        ):
+            answer = await client.post(CHAT, json=asking(f"http://pictures.test:{outer.port}/a.png"))
+            assert outer.connections == 1
+        assert answer.status_code == 400
+        assert error_of(answer)["code"] == "invalid_image_url"
+        assert inner.connections == 0
+    assert looked_up == ["pictures.test"] * (2 if where == "pictures.test" else 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

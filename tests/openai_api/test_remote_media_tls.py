@@ -13,7 +13,7 @@ from kaminari.config import MediaSettings
 from kaminari.engine.errors import RequestError
 from kaminari.openai_api.remote_media import RemoteMedia
 from tests.cases.loading import FILES
-from tests.openai_api.picture_host import PictureHost, picture_host, redirects, sends
+from tests.openai_api.picture_host import PictureHost, picture_host, redirects, room, sends
 
 PICTURE = (FILES / "digit_1.png").read_bytes()
 NAME = "pictures.test"
@@ -40,7 +40,7 @@ def remote(*, trusts: trustme.CA | None = CA) -> RemoteMedia:
 
 
 async def got(media: RemoteMedia, host: PictureHost) -> bytes | RequestError:
-    (found,) = (await media.fetch([f"https://{NAME}:{host.port}/a.png"])).values()
+    (found,) = (await media.fetch([f"https://{NAME}:{host.port}/a.png"], room())).values()
     return found
 
 
