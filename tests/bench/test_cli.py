@@ -108,6 +108,8 @@ def test_peers_have_their_suites(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "serve has no peer hf; it has llama.cpp" in failure(capsys, "serve", "--against", "hf", code=2)
     assert "--profile attributes the time of decode steps" in failure(capsys, "vision", "--profile", code=2)
     build = str(tmp_path)
+    text = failure(capsys, "serve", "--against", f"llama.cpp={build}", code=2)
+    assert "with text alone: add --pictures-share 0" in text
     line = ["decode", "--against", f"llama.cpp={build}", "--quick", "--contexts", "100"]
     assert "holds no llama-bench, llama-batched-bench, llama-server" in failure(capsys, *line)
 
