@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kaminari.bench import startup
+from kaminari.bench import hf_start, startup
 from kaminari.bench.hf import Reference
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.result import OURS, Result
@@ -183,6 +183,13 @@ def test_a_server_that_does_not_start_is_told(
     line = [os.environ.get("SHELL", "/bin/sh"), "-c", "echo no room; exit 3"]
     monkeypatch.setattr(startup, "own_line", lambda port: line)
     assert "kaminari ended with code 3: no room" in failure(capsys, "startup", "--rounds", "1")
+
+
+def test_the_peers_process_says_when_it_is_loaded_and_when_it_has_answered(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_start.main(str(tiny_checkpoint), "cpu", "float32")
+    assert capsys.readouterr().out == "ready\nanswered\n"
 
 
 RunsOn = Callable[[str], Path]
