@@ -32,7 +32,7 @@ def ladder(axes: Any, results: Sequence[Result]) -> None:
         width = 0.8 / len(results)
         left = [number + place * width for number in range(len(rungs))]
         bars = axes.bar(left, rates, width * 0.95, label=_model(result))
-        axes.bar_label(bars, fmt="%.3g")
+        axes.bar_label(bars, fmt="{:,.4g}")
         axes.set_xticks([number + 0.4 - width / 2 for number in range(len(rungs))], rungs)
     axes.set_ylabel("tokens per second")
     axes.legend(frameon=False)
@@ -69,7 +69,7 @@ def prefill(axes: Any, results: Sequence[Result]) -> None:
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("prompt tokens")
     axes.set_ylabel("seconds")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _by_entrant(result: Result, key: str) -> dict[str, list[Figure]]:

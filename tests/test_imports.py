@@ -17,6 +17,7 @@ ALLOWED = {
     "model": {"model", "config"},
     "engine": {"engine", "model", "config"},
     "openai_api": {"openai_api", "engine", "config"},
+    "bench": {"bench", "smoke", "engine", "model", "config"},
 }
 
 

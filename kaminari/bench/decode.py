@@ -6,6 +6,7 @@ of its rows fewer and fewer go on.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -147,9 +148,13 @@ def measure_context(bench: Bench, context: int, batches: list[int]) -> None:
             row.samples += entrant.steps(options.tokens)
             recorder.done(join_case(case))
     if bench.llama_cpp is not None:
+        recorder.starting(f"{LLAMA}: context {context}")
+        work = dataclasses.replace(bench.subject.work, weight_bytes=bench.llama_cpp.weight_bytes)
         for batch, seconds in bench.llama_cpp.decode(context - room, room, batches).items():
             case = {"batch": batch, "context": context}
-            recorder.row(LLAMA, case, amounts={"tokens": batch}).samples.append(seconds)
+            floor = step_floor(work, batch, context - room)
+            row = recorder.row(LLAMA, case, floor=floor, amounts={"tokens": batch})
+            row.samples.append(seconds)
 
 
 def decoders(bench: Bench, context: int, rows: int) -> list[Decoder]:

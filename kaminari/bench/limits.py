@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -72,9 +73,8 @@ def forget_file(file: Path) -> bool:
     return True
 
 
-def _best(work: object, device: torch.device) -> float:
+def _best(work: Callable[[], object], device: torch.device) -> float:
     """The least seconds of one call, over tries that each last long enough to be timed."""
-    assert callable(work)
     once = timed(work, device)
     times = max(1, int(LEAST_SECONDS / max(once, 1e-9)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class LlamaCpp:
         self._model = gguf
         self._line = ("-m", str(gguf), "-t", str(threads), *(ON_CPU if on_cpu else ()))
 
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of the model's weights, as llama.cpp counts them."""
         return int(self._bench(("-p", "1", "-n", "0", "-r", "1"))[0]["model_size"])

@@ -141,7 +141,7 @@ def _run_in_process(
 
 def _compare_bytes(llama_cpp: LlamaCpp, subject: LoadedSubject, recorder: Recorder) -> None:
     """Say how many bytes each reads per step, and whether that is a fair comparison."""
-    ours, theirs = subject.work.weight_bytes, llama_cpp.weight_bytes()
+    ours, theirs = subject.work.weight_bytes, llama_cpp.weight_bytes
     recorder.note(f"weights read per step: kaminari {ours / 1e9:.3f} GB, llama.cpp {theirs / 1e9:.3f} GB")
     if abs(theirs - ours) > EQUAL_BYTES * ours:
         recorder.note("llama.cpp reads another number of bytes: compare the ratios to the floor instead")
@@ -174,5 +174,7 @@ def check_peers(suite: str, options: Options) -> None:
     if strangers := asked - PEERS[suite]:
         known = " and ".join(sorted(PEERS[suite]))
         raise CasesError(f"{suite} has no peer {', '.join(sorted(strangers))}; it has {known}")
+    if suite == "serve" and options.llama_cpp is not None and options.pictures_share:
+        raise CasesError("llama.cpp takes part in serve with text alone: add --pictures-share 0")
     if options.profile and suite != "decode":
         raise CasesError("--profile attributes the time of decode steps: use it with decode")

@@ -113,11 +113,11 @@ def record(bench: Bench, name: str, case: Case, load: Load) -> None:
     gaps = [gap for answer in answers for gap in answer.gaps]
     for label, samples in (
         ("first", [answer.first for answer in answers]),
-        ("gap", gaps or [0.0]),
+        ("gap", gaps),
         ("whole", row.samples),
     ):
-        for percentile, seconds in zip(PERCENTILES, np.percentile(samples, PERCENTILES), strict=True):
-            row.values[f"{label}_p{percentile}"] = float(seconds)
+        for percentile in PERCENTILES if samples else ():
+            row.values[f"{label}_p{percentile}"] = float(np.percentile(samples, percentile))
     row.values |= {
         "tokens_per_second": sum(answer.tokens for answer in answers) / load.seconds,
         "pictures_per_second": sum(answer.pictures for answer in answers) / load.seconds,

@@ -106,7 +106,7 @@ def _serve_table(result: Result) -> TextTable:
         values = figure.values
         limit = values.get("limit_tokens_per_second")
         timings = [
-            spell_seconds(values[f"{what}_p{percentile}"])
+            _seconds(values.get(f"{what}_p{percentile}"))
             for what in ("first", "gap", "whole")
             for percentile in (50, 95)
         ]
@@ -164,6 +164,10 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 def _value(figure: Figure, name: str) -> str:
     return _digits(figure.values[name]) if name in figure.values else NOTHING
+
+
+def _seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else spell_seconds(seconds)
 
 
 def _times(ratio: float | None) -> str:

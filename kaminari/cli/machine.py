@@ -7,11 +7,11 @@ import platform
 import shutil
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
 import psutil
 import torch
 
+from kaminari.bench.machine import cpu_name
 from kaminari.engine.capacity import format_bytes
 from kaminari.engine.memory import available_memory, cgroup_headroom
 from kaminari.engine.placement import cpu_bfloat16_features, multiplies_bfloat16
@@ -90,16 +90,7 @@ def _cpu() -> Fact:
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     has = [name for name, there in cpu_bfloat16_features().items() if there]
     features = [torch.backends.cpu.get_cpu_capability(), *(has or ["no bfloat16 instructions"])]
-    return Fact("cpu", f"{_cpu_name()}, {cores} {'core' if cores == 1 else 'cores'}, {', '.join(features)}")
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return Fact("cpu", f"{cpu_name()}, {cores} {'core' if cores == 1 else 'cores'}, {', '.join(features)}")
 
 
 def _cuda(index: int) -> Fact:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kaminari.bench import startup
+from kaminari.bench import hf_start, startup
 from kaminari.bench.hf import Reference
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.result import OURS, Result
@@ -108,6 +108,8 @@ def test_peers_have_their_suites(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "serve has no peer hf; it has llama.cpp" in failure(capsys, "serve", "--against", "hf", code=2)
     assert "--profile attributes the time of decode steps" in failure(capsys, "vision", "--profile", code=2)
     build = str(tmp_path)
+    text = failure(capsys, "serve", "--against", f"llama.cpp={build}", code=2)
+    assert "with text alone: add --pictures-share 0" in text
     line = ["decode", "--against", f"llama.cpp={build}", "--quick", "--contexts", "100"]
     assert "holds no llama-bench, llama-batched-bench, llama-server" in failure(capsys, *line)
 
@@ -181,6 +183,13 @@ def test_a_server_that_does_not_start_is_told(
     line = [os.environ.get("SHELL", "/bin/sh"), "-c", "echo no room; exit 3"]
     monkeypatch.setattr(startup, "own_line", lambda port: line)
     assert "kaminari ended with code 3: no room" in failure(capsys, "startup", "--rounds", "1")
+
+
+def test_the_peers_process_says_when_it_is_loaded_and_when_it_has_answered(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_start.main(str(tiny_checkpoint), "cpu", "float32")
+    assert capsys.readouterr().out == "ready\nanswered\n"
 
 
 RunsOn = Callable[[str], Path]

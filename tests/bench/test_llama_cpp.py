@@ -45,7 +45,7 @@ def gguf(tmp_path: Path) -> Path:
 
 def test_its_programs_are_asked_for_equal_work(build: Path, gguf: Path) -> None:
     peer = LlamaCpp(build, gguf, 2, on_cpu=True)
-    assert peer.weight_bytes() == 4000
+    assert peer.weight_bytes == 4000
     assert peer.prefill(512, 2) == [2.0, 1.0]
     assert peer.decode(64, 10, [3, 1]) == {1: 0.2, 3: 0.5}
     calls = (build / "build" / "bin" / "calls").read_text().splitlines()
@@ -64,6 +64,8 @@ def test_it_takes_part_in_decode(build: Path, gguf: Path, tiny_checkpoint: Path)
     theirs = [figure for figure in bench.recorder.figures(LIMITS) if figure.entrant == decode.LLAMA]
     assert {figure.case["batch"] for figure in theirs} == {1, 3}
     assert all(figure.case["context"] == 128 for figure in theirs)
+    # its floor is that of its own bytes
+    assert [figure.floor is not None and figure.floor > 4000 / 1e10 for figure in theirs] == [True, True]
 
 
 def test_another_number_of_bytes_is_told(build: Path, gguf: Path, tiny_checkpoint: Path) -> None:

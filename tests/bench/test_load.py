@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kaminari.bench import serve
 from kaminari.bench.load import Ask, LoadError, closed_loop, open_loop
 from kaminari.bench.options import Options
 from kaminari.bench.result import OURS
-from kaminari.bench.server_process import RunningServer, own_environment
-from kaminari.config import EngineSettings, ModelSettings, Settings
+from kaminari.bench.server_process import RunningServer, free_port, own_environment, own_line, running
+from kaminari.config import DtypeChoice, EngineSettings, ModelSettings, Settings
 from kaminari.config.units import spell
 from tests.bench.harness import LIMITS, bench_of
 
@@ -73,8 +75,6 @@ def cut_short() -> Iterator[str]:
         await writer.drain()
         writer.close()
 
-    import threading
-
     server = started.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0))
     thread = threading.Thread(target=started.run_forever)
     thread.start()
@@ -120,3 +120,16 @@ def test_a_server_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "KAMINARI_ENGINE__SLOTS": "3",
         "KAMINARI_ENGINE__THREADS": "1",
     }
+
+
+def test_a_server_of_its_own_is_ready_when_it_is_handed_over_and_gone_afterwards() -> None:
+    port = free_port()
+    settings = Settings(
+        model=ModelSettings(dtype=DtypeChoice.FLOAT32), engine=EngineSettings(slots=1, context=64, threads=1)
+    )
+    with running(OURS, own_line(port), port, own_environment(settings)) as server:
+        models = httpx.get(f"{server.url}/models", trust_env=False).json()
+        assert models["data"][0]["id"] == "kaminari-demo"
+        assert server.ready > 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/models", trust_env=False)
