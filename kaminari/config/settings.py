@@ -17,6 +17,7 @@ from kaminari.config.units import (
     ApiKeys,
     AutoContext,
     AutoCount,
+    AutoDepth,
     AutoSlots,
     Bytes,
     Count,
@@ -125,6 +126,10 @@ class EngineSettings(Group):
     )
     threads: AutoCount = Field(
         default="auto", description="CPU threads of the engine; auto: one per physical core that it may use"
+    )
+    pipeline_depth: AutoDepth = Field(
+        default="auto",
+        description="steps in flight; at 2 the host works while the device does; auto: 2 on cuda, 1 on a CPU",
     )
     stall_after: Duration = Field(
         default=timedelta(seconds=120),

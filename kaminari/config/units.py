@@ -167,6 +167,10 @@ AutoCount = Annotated[
     Literal["auto"] | Annotated[Whole, Field(ge=1)],
     Expects('"auto" or a whole number of at least 1', "auto"),
 ]
+AutoDepth = Annotated[
+    Literal["auto"] | Annotated[Whole, Field(ge=1, le=2)],
+    Expects('"auto", 1 or 2', "auto"),
+]
 AutoSlots = Annotated[
     Literal["auto"] | Annotated[Whole, Field(ge=1, le=256)],
     Expects('"auto" or a whole number from 1 to 256', "auto"),

@@ -1,4 +1,4 @@
-"""What a step drew: on the device until it is collected, on the host after that."""
+"""What a forward pass leaves to draw from, and what was drawn: on the device until it is collected."""
 
 from __future__ import annotations
 
@@ -6,8 +6,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kaminari.engine.sampler import Sampled
+from kaminari.engine.transfer import HostCopy
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRow:
+    """A row from whose logits a token is to be drawn: whose it is, its slot, and the token's number."""
+
+    job: int
+    choice: int
+    slot: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undrawn:
+    """Logits [R, V] on the device, and their R rows."""
+
+    logits: Tensor
+    rows: tuple[DrawRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +52,41 @@ class DrawnToken:
     logprobs: DrawnLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens on the device, and whose they are.
+    """Tokens on their way to the host, in one transfer that was queued behind their draw."""
 
-    rows:  (job, choice) of each of the R rows
-    tops:  how many of the likeliest tokens each row asked for; None where it asked for no log-probability
-    """
-
-    rows: tuple[tuple[int, int], ...]
-    sampled: Sampled
-    tops: tuple[int | None, ...]
+    def __init__(self, rows: tuple[DrawRow, ...], sampled: Sampled, tops: tuple[int | None, ...]) -> None:
+        """`tops`: how many of the likeliest tokens each row asked for; None where it asked for no
+        log-probability."""
+        self.rows = rows
+        self._tops = tops
+        self._named = sampled.logprobs is not None
+        self._copy = HostCopy(_table(sampled))
 
     def collect(self) -> list[DrawnToken]:
-        """Wait for the device and copy everything to the host, in one transfer."""
-        sampled = self.sampled
-        ids = torch.where(sampled.finite, sampled.ids, -1)
-        if sampled.logprobs is None:
+        """Wait for these tokens, and for nothing that was launched after them."""
+        values = self._copy.collect()
+        if not self._named:
             return [
-                DrawnToken(job, choice, token if token >= 0 else None)
-                for (job, choice), token in zip(self.rows, ids.tolist(), strict=True)
+                DrawnToken(row.job, row.choice, token if token >= 0 else None)
+                for row, token in zip(self.rows, values, strict=True)
             ]
-        # A double holds every id and every float32 exactly.
-        columns = [ids[:, None], sampled.logprobs[:, None]]
-        if sampled.top is not None:
-            columns += [sampled.top.ids, sampled.top.logprobs]
-        table = torch.cat([column.double() for column in columns], dim=1).tolist()
         return [
-            DrawnToken(*row, int(values[0]) if values[0] >= 0 else None, _logprobs(values[1:], top))
-            for row, values, top in zip(self.rows, table, self.tops, strict=True)
+            DrawnToken(row.job, row.choice, int(of[0]) if of[0] >= 0 else None, _logprobs(of[1:], top))
+            for row, of, top in zip(self.rows, values, self._tops, strict=True)
         ]
+
+
+def _table(sampled: Sampled) -> Tensor:
+    """ids [R], -1 where there is none; with log-probabilities [R, 2 + 2 K] as doubles."""
+    ids = torch.where(sampled.finite, sampled.ids, -1)
+    if sampled.logprobs is None:
+        return ids
+    # A double holds every id and every float32 exactly.
+    columns = [ids[:, None], sampled.logprobs[:, None]]
+    if sampled.top is not None:
+        columns += [sampled.top.ids, sampled.top.logprobs]
+    return torch.cat([column.double() for column in columns], dim=1)
 
 
 def _logprobs(values: list[Any], top: int | None) -> DrawnLogprobs | None:

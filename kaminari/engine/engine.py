@@ -169,6 +169,7 @@ class Engine:
             waiting=waiting,
             running=in_all - waiting,
             free_slots=self._loop.scheduler.slots.free,
+            counts=self._loop.clock.counts(),
         )
 
     def close(self) -> None:

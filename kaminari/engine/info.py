@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kaminari.engine.step_clock import StepCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +16,8 @@ class EngineInfo:
     vocab_size:  token ids are below it
     choices:     the most choices (n) that one request may ask for
     aliases:     other names that requests may use for the model
+    pipeline_depth:
+                 steps in flight
     """
 
     model: str
@@ -30,6 +34,7 @@ class EngineInfo:
     cache_bytes: int
     demo: bool
     aliases: tuple[str, ...] = ()
+    pipeline_depth: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,6 +48,7 @@ class EngineStatus:
 
     alive:    the engine's thread runs
     stalled:  work waits and no step has ended for longer than the setting allows
+    counts:   where the engine's thread has spent its time
     """
 
     alive: bool
@@ -50,3 +56,4 @@ class EngineStatus:
     waiting: int
     running: int
     free_slots: int
+    counts: StepCounts = field(default_factory=StepCounts)

@@ -115,6 +115,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         cache_bytes=plan.capacity.cache_bytes,
         demo=isinstance(settings.model.source, Demo),
         aliases=settings.model.aliases,
+        pipeline_depth=pipeline_depth(settings, plan.device),
     )
     return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)
 
@@ -132,6 +133,14 @@ def picture_rules(settings: PictureSettings) -> PictureRules:
         max_pixels=settings.max_pixels,
         max_count=settings.max_count,
     )
+
+
+def pipeline_depth(settings: Settings, device: torch.device) -> int:
+    """Steps in flight. On a CPU a forward pass keeps its thread until it is done: at depth 2 nothing would
+    overlap, and each token would come a step later."""
+    if settings.engine.pipeline_depth != "auto":
+        return settings.engine.pipeline_depth
+    return 2 if device.type == "cuda" else 1
 
 
 def cpu_threads(settings: Settings) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kaminari.engine.logit_edits import Barred, Bias, LogitEdits, Penalties
 from kaminari.engine.params import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
+from kaminari.engine.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class LogitTable:
         bias = None
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
-            bias = Bias(self._tensor(ids), torch.tensor(values, dtype=torch.float32, device=self._device))
+            bias = Bias(self._tensor(ids), to_device(values, torch.float32, self._device))
         held = params.min_tokens > 0 and bool(ends)
         return LogitRules(
             (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
@@ -139,8 +140,8 @@ class LogitTable:
         )
 
     def _barred(self, index: Tensor, width: int, held: Sequence[bool]) -> Barred:
-        active = torch.tensor(held, dtype=torch.bool, device=self._device)
+        active = to_device(held, torch.bool, self._device)
         return Barred(self._ends.index_select(0, index)[:, :width], active)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return to_device(values, torch.int64, self._device)

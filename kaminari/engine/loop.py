@@ -1,4 +1,4 @@
-"""What happens in one tick: plan, run, hand tokens to writers, publish. Knows no thread and waits for nobody.
+"""What happens in one tick: plan, run, hand tokens to writers, publish. Knows no thread and no tensor.
 
 A fault ends the request (or the batch) that it struck, what that wrote is scrubbed, and the loop goes on.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection
 
 from kaminari.engine.detokenizer import DetokenizerFactory
-from kaminari.engine.drawn import Drawn
+from kaminari.engine.drawn import DrawnToken
 from kaminari.engine.events import Event, Failed
 from kaminari.engine.loading import LoadedModel
+from kaminari.engine.pipeline import Pipeline
 from kaminari.engine.requests import Request
 from kaminari.engine.runner import Runner
-from kaminari.engine.scheduler import DecodeRow, EncodePicture, Job, Scheduler, WorkItem
+from kaminari.engine.scheduler import DecodeStep, EncodePicture, Job, Scheduler, WorkItem
+from kaminari.engine.step_clock import StepClock
+from kaminari.engine.stream import EventStream, publish_all
 from kaminari.engine.token_text import TokenText
 from kaminari.engine.writer import ChoiceWriter
 
@@ -26,27 +29,29 @@ FAULT = "the engine failed on this request"
 NOT_FINITE = "the model's output for this request was not finite"
 GRAMMAR_STUCK = "the grammar of this request became too complex, or allows no token to follow"
 
-News = dict[int, list[Event]]
-
 
 class EngineLoop:
-    """The engine without its thread: requests that run, their scheduler and their runner.
+    """The engine without its thread: requests that run, their scheduler, their runner, the pipeline between.
 
     on_end is called with the id of every request that is over, in whatever way.
     """
 
     def __init__(self, loaded: LoadedModel, prefill_chunk: int, on_end: Callable[[int], None]) -> None:
-        self.scheduler = Scheduler(loaded.info.slots, prefill_chunk)
-        self.runner = Runner(loaded.model, loaded.info.slots, loaded.info.context, loaded.end_token_ids)
+        info = loaded.info
+        self.clock = StepClock()
+        self.scheduler = Scheduler(info.slots, prefill_chunk)
+        self.runner = Runner(loaded.model, info.slots, info.context, loaded.end_token_ids, self.clock)
+        self.pipeline = Pipeline(self.scheduler, self.runner, self, info.pipeline_depth, self.clock)
         self._detokenizers = DetokenizerFactory(loaded.frontend.tokenizer)
         self._token_text = TokenText(loaded.frontend.tokenizer)
         self._end_token_ids = loaded.end_token_ids
         self._requests: dict[int, Request] = {}
+        self._news: dict[int, list[Event]] = defaultdict(list)
         self._on_end = on_end
 
     @property
     def idle(self) -> bool:
-        return not self._requests
+        return not self._requests and not self.pipeline.in_flight
 
     def accept(self, request: Request) -> None:
         """Take a request in. It runs once a slot is free for each of its choices."""
@@ -65,10 +70,13 @@ class EngineLoop:
                 )
             )
         except Exception:
-            self._fail([request.id], FAULT)
+            self.fail([request.id])
 
     def abort(self, request_id: int) -> None:
-        """Forget a request wherever it is; its slots are free at once. One that is over is no error."""
+        """Forget a request wherever it is. Its slots are free once nothing on them is in flight.
+
+        One that is over is no error.
+        """
         if request_id in self._requests:
             self._drop(request_id)
 
@@ -80,26 +88,64 @@ class EngineLoop:
 
     def step(self) -> None:
         """Run one tick: at most one picture or chunk, then one token for every active row."""
+        self.clock.start()
         plan = self.scheduler.plan()
-        news: News = defaultdict(list)
+        self.clock.lap("plan")
         if plan.work is not None:
-            self._run_work(plan.work, news)
-        if rows := [row for row in plan.decode if row.job in self._requests]:
-            self._run_decode(rows, news)
-        for request_id, events in news.items():
-            if (request := self._requests.get(request_id)) is not None:
-                self._publish(request, events)
+            request = self._requests[plan.work.job]
+            request.started = request.started or time.monotonic()
+            self.pipeline.advance(plan.work)
+        if plan.decode:
+            self.pipeline.advance(DecodeStep(plan.decode))
+        if not plan:
+            self.pipeline.drain()
+        self._publish()
+        self.clock.lap("publish")
 
-    def _publish(self, request: Request, events: list[Event]) -> None:
-        """Hand a tick's events to the reader; a request that is over is forgotten before its reader knows."""
-        if request.written:
-            try:
-                events.append(request.finished(time.monotonic()))
-            except Exception:
-                self._fail([request.id], FAULT)
-                return
-            self._forget(request.id)
-        request.stream.publish(events)
+    def commit(self, token: DrawnToken) -> None:
+        """Hand a drawn token to its writer."""
+        request = self._requests[token.job]
+        writer = request.writers[token.choice]
+        if token.token is None:
+            stuck = writer.constraint is not None and writer.constraint.failed
+            self._fail([token.job], GRAMMAR_STUCK if stuck else NOT_FINITE)
+            return
+        request.first_token = request.first_token or time.monotonic()
+        try:
+            self._news[token.job] += writer.push(token.token, token.logprobs)
+            if writer.reason is not None:
+                self.scheduler.end(token.job, token.choice)
+        except Exception:
+            self.fail([token.job])
+
+    def fail(self, jobs: Collection[int]) -> None:
+        """End requests because of the exception that is being handled."""
+        self._fail(jobs, FAULT)
+
+    def worked(self, item: WorkItem, seconds: float) -> None:
+        """Count the time that an item of a request took."""
+        if (request := self._requests.get(item.job)) is not None:
+            if isinstance(item, EncodePicture):
+                request.vision += seconds
+            else:
+                request.prefill += seconds
+
+    def _publish(self) -> None:
+        """Hand a tick's events to their readers; a request that is over is forgotten before that."""
+        news, self._news = self._news, defaultdict(list)
+        ready: list[tuple[EventStream, list[Event]]] = []
+        for request_id, events in news.items():
+            if (request := self._requests.get(request_id)) is None:
+                continue
+            if request.written:
+                try:
+                    events.append(request.finished(time.monotonic()))
+                except Exception:
+                    self.fail([request.id])
+                    continue
+                self._forget(request.id)
+            ready.append((request.stream, events))
+        publish_all(ready)
 
     def _writer(self, request: Request, choice: int) -> ChoiceWriter:
         grammar = request.prompt.grammar
@@ -114,49 +160,7 @@ class EngineLoop:
             request.prompt.syntax,
         )
 
-    def _run_work(self, work: WorkItem, news: News) -> None:
-        request = self._requests[work.job]
-        began = time.monotonic()
-        request.started = request.started or began
-        try:
-            if isinstance(work, EncodePicture):
-                self.runner.encode_picture(work)
-                request.vision += time.monotonic() - began
-            else:
-                drawn = self.runner.prefill(work)
-                request.prefill += time.monotonic() - began
-                if drawn is not None:
-                    self._commit(drawn, news)
-        except Exception:
-            self._fail([work.job], FAULT)
-
-    def _run_decode(self, rows: Sequence[DecodeRow], news: News) -> None:
-        try:
-            self._commit(self.runner.decode(rows), news)
-        except Exception:
-            self._fail({row.job for row in rows}, FAULT)
-
-    def _commit(self, drawn: Drawn, news: News) -> None:
-        """Hand drawn tokens to their writers. Rows that ended while the step was in flight are dropped."""
-        for row in drawn.collect():
-            request = self._requests.get(row.job)
-            if request is None or request.writers[row.choice].reason is not None:
-                continue
-            if row.token is None:
-                constraint = request.writers[row.choice].constraint
-                stuck = constraint is not None and constraint.failed
-                self._fail([row.job], GRAMMAR_STUCK if stuck else NOT_FINITE)
-                continue
-            request.first_token = request.first_token or time.monotonic()
-            writer = request.writers[row.choice]
-            try:
-                news[row.job] += writer.push(row.token, row.logprobs)
-                if writer.reason is not None:
-                    self.scheduler.end(row.job, row.choice)
-            except Exception:
-                self._fail([row.job], FAULT)
-
-    def _fail(self, jobs: Iterable[int], message: str) -> None:
+    def _fail(self, jobs: Collection[int], message: str) -> None:
         """End requests with a failure; what they wrote is overwritten before anyone else gets the slots."""
         log.error("%s (requests %s)", message, list(jobs), exc_info=message == FAULT)
         for job in jobs:

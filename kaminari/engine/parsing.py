@@ -65,6 +65,8 @@ class AnswerReader:
         self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()
     ) -> list[Part]:
         """Take more text; `token_ids` are those that made it. The first part carries them, and `logprobs`."""
+        if self._thoughts is None and self._calls is None:
+            return [Delta(self._choice, text, token_ids, logprobs)]
         thought, said = ("", text) if self._thoughts is None else self._thoughts.push(text)
         pieces: list[CallPiece] = [PlainText(said)]
         if self._calls is not None:

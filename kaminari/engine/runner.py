@@ -1,12 +1,12 @@
 """Runs the scheduler's items on the device. Owns the cache and every per-slot tensor; decides nothing.
 
-Launching a step never waits for its results: the token that a step draws stays on the device, in
-`_last_tokens`, where the next step finds it. Only `Drawn.collect` copies to the host.
+A forward pass and its draw are apart, and neither waits for the device: the token that a step draws stays
+there, in `_last_tokens`, where the next step finds it. Only `Drawn.collect` waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kaminari.engine.constraints import Constraint
-from kaminari.engine.drawn import Drawn
+from kaminari.engine.drawn import Drawn, DrawRow, Undrawn
 from kaminari.engine.logit_table import LogitRules, LogitTable
 from kaminari.engine.noise import uniform
 from kaminari.engine.params import SamplingParams
@@ -23,7 +23,9 @@ from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.sampler import sample
 from kaminari.engine.sampling_table import SamplingTable
 from kaminari.engine.scheduler import DecodeRow, EncodePicture, PrefillChunk
+from kaminari.engine.step_clock import StepClock
 from kaminari.engine.token_mask import token_mask
+from kaminari.engine.transfer import mark, to_device
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
 
@@ -51,14 +53,22 @@ class Runner:
     """The device side of the engine: one model, one cache of `slots` slots of `context` tokens."""
 
     def __init__(
-        self, model: VisionLanguageModel, slots: int, context: int, end_token_ids: AbstractSet[int]
+        self,
+        model: VisionLanguageModel,
+        slots: int,
+        context: int,
+        end_token_ids: AbstractSet[int],
+        clock: StepClock | None = None,
     ) -> None:
         self.model = model
         self._end_token_ids = end_token_ids
+        self._clock = clock or StepClock()
         self.cache = model.new_cache(slots, context)
         self._sampling = SamplingTable(slots, model.vocab_size, model.device)
         self._logits = LogitTable(slots, model.vocab_size, len(end_token_ids), model.device)
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
+        self._numbers = torch.arange(slots, device=model.device)
+        self._ones = torch.ones(slots, dtype=torch.int32, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
 
     def add(
@@ -75,7 +85,7 @@ class Runner:
             params,
             seed,
             self._tensor(prompt.token_ids),
-            torch.from_numpy(prompt.positions).to(self._device),
+            to_device(torch.from_numpy(prompt.positions), torch.int64, self._device),
             self._logits.bring(params, prompt.text_ids, params.ending(self._end_token_ids)),
             constraints,
         )
@@ -85,12 +95,12 @@ class Runner:
         job, slot = -1, 0
         prompt = PreparedPrompt((0, 0), np.tile(np.arange(2), (3, 1)), 0)
         self.add(job, prompt, SamplingParams(temperature=1.0), seed=0, constraints=[None])
-        for drawn in (
+        for undrawn in (
             self.prefill(PrefillChunk(job, (slot,), 0, 2, last=True)),
             self.decode([DecodeRow(job, 0, slot, cached=2, index=1)]),
         ):
-            if drawn is not None:
-                drawn.collect()
+            if undrawn is not None:
+                self.draw(undrawn, undrawn.rows).collect()
         self.forget(job)
         self.scrub([slot])
 
@@ -108,32 +118,40 @@ class Runner:
         job = self._jobs[item.job]
         picture = job.prompt.pictures[item.picture]
         rows = self.model.encode_picture(picture)
+        self._clock.lap("forward")
         if rows.embeddings.shape[0] != picture.tokens:
             raise VisionRowsMismatch(
                 f"the vision tower returned {rows.embeddings.shape[0]} rows for {picture.tokens} placeholders"
             )
         job.vision[item.picture] = rows
 
-    def prefill(self, item: PrefillChunk) -> Drawn | None:
-        """Run one chunk. The last chunk of a prompt draws the first token of every choice."""
+    def mark(self) -> Callable[[], None] | None:
+        """What waits for all that was launched so far; None on a CPU, where launching waits already."""
+        return mark(self._device)
+
+    def prefill(self, item: PrefillChunk) -> Undrawn | None:
+        """Run one chunk. The last chunk of a prompt leaves the first token of every choice to draw."""
         job = self._jobs[item.job]
         first = item.slots[0]
         if item.start == 0:
             self.cache.claim(first)
         length = item.stop - item.start
+        layout = self._tensor([first, length, item.stop])
         batch = StepBatch(
             tokens=job.tokens[item.start : item.stop],
             positions=job.positions[:, item.start : item.stop],
-            slots=self._tensor([first]),
-            q_lens=self._tensor([length], torch.int32),
-            kv_lens=self._tensor([item.stop], torch.int32),
-            logit_rows=self._tensor([length - 1] if item.last else []),
+            slots=layout[:1],
+            q_lens=layout[1:2].int(),
+            kv_lens=layout[2:].int(),
+            logit_rows=layout[1:2] - 1 if item.last else layout[:0],
             host=RowLengths((first,), (length,), (item.stop,)),
             features=self._features(job, item.start, item.stop),
         )
+        self._clock.lap("prepare")
         hidden = self.model.forward(batch, self.cache)
         self._drop_used_rows(job, item.stop)
         if not item.last:
+            self._clock.lap("forward")
             return None
         for slot in item.slots[1:]:
             self.cache.claim(slot)
@@ -142,54 +160,61 @@ class Runner:
             self._sampling.set(slot, job.params)
             self._logits.claim(slot, job.rules)
         logits = self.model.head(hidden.index_select(0, batch.logit_rows)).expand(len(item.slots), -1)
-        rows = tuple((item.job, choice) for choice in range(len(item.slots)))
-        return self._draw(logits, item.slots, rows, indices=[0] * len(rows))
+        self._clock.lap("forward")
+        rows = tuple(DrawRow(item.job, choice, slot, 0) for choice, slot in enumerate(item.slots))
+        return Undrawn(logits, rows)
 
-    def decode(self, rows: Sequence[DecodeRow]) -> Drawn:
-        """Run one decode step: feed every row its last token and draw the next one."""
+    def decode(self, rows: Sequence[DecodeRow]) -> Undrawn:
+        """Run one decode step: feed every row its last token."""
         slots = tuple(row.slot for row in rows)
         lengths = tuple(row.cached + 1 for row in rows)
-        slot_index = self._tensor(slots)
-        positions = self._tensor([row.cached + self._jobs[row.job].prompt.position_offset for row in rows])
+        positions = [row.cached + self._jobs[row.job].prompt.position_offset for row in rows]
+        layout = self._tensor([slots, lengths, positions])
         batch = StepBatch(
-            tokens=self._last_tokens.index_select(0, slot_index),
-            positions=positions.expand(3, -1),
-            slots=slot_index,
-            q_lens=torch.ones(len(rows), dtype=torch.int32, device=self._device),
-            kv_lens=self._tensor(lengths, torch.int32),
-            logit_rows=torch.arange(len(rows), device=self._device),
+            tokens=self._last_tokens.index_select(0, layout[0]),
+            positions=layout[2].expand(3, -1),
+            slots=layout[0],
+            q_lens=self._ones[: len(rows)],
+            kv_lens=layout[1].int(),
+            logit_rows=self._numbers[: len(rows)],
             host=RowLengths(slots, (1,) * len(rows), lengths),
         )
+        self._clock.lap("prepare")
         logits = self.model.head(self.model.forward(batch, self.cache))
-        drawn_rows = tuple((row.job, row.choice) for row in rows)
-        return self._draw(logits, slots, drawn_rows, indices=[row.index for row in rows])
+        self._clock.lap("forward")
+        self._clock.steps += 1
+        self._clock.rows += len(rows)
+        return Undrawn(logits, tuple(DrawRow(row.job, row.choice, row.slot, row.index) for row in rows))
 
-    def _draw(
-        self,
-        logits: Tensor,
-        slots: tuple[int, ...],
-        rows: tuple[tuple[int, int], ...],
-        indices: Sequence[int],
-    ) -> Drawn:
-        """Draw one token per row from logits [R, V] and leave it where the next step finds it."""
+    def draw(self, undrawn: Undrawn, rows: Sequence[DrawRow]) -> Drawn:
+        """Draw one token for each of these rows of `undrawn`, and leave it where the next step finds it."""
+        rows = tuple(rows)
+        logits = undrawn.logits
+        if rows != undrawn.rows:
+            places = {row: place for place, row in enumerate(undrawn.rows)}
+            logits = logits.index_select(0, self._tensor([places[row] for row in rows]))
+        slots = tuple(row.slot for row in rows)
+        indices = [row.index for row in rows]
+        jobs = [self._jobs[row.job] for row in rows]
         index = self._tensor(slots)
         params = self._sampling.rows(slots, index)
         noise = None
         if not params.all_greedy:
-            keys = zip(rows, indices, strict=True)
-            uniforms = [uniform(self._jobs[job].seed, choice, token) for (job, choice), token in keys]
-            noise = torch.tensor(uniforms, dtype=torch.float64, device=self._device)
-        tops = tuple(self._jobs[job].params.logprobs for job, _ in rows)
+            uniforms = [uniform(job.seed, row.choice, row.index) for job, row in zip(jobs, rows, strict=True)]
+            noise = to_device(uniforms, torch.float64, self._device)
+        tops = tuple(job.params.logprobs for job in jobs)
         asked = [top for top in tops if top is not None]
         edits = self._logits.rows(slots, index, indices)
-        # The device is still at the forward pass here: it never waits for a grammar.
-        constraints = [self._jobs[job].constraints[choice] for job, choice in rows]
+        constraints = [job.constraints[row.choice] for job, row in zip(jobs, rows, strict=True)]
         mask = token_mask(constraints, self.model.vocab_size, self._device)
         top = min(max(asked, default=0), self.model.vocab_size)
+        self._clock.lap("prepare")
         sampled = sample(logits, params, mask, noise, edits, logprobs=bool(asked), top=top)
         self._logits.record(slots, index, sampled.ids)
         self._last_tokens.index_copy_(0, index, sampled.ids)
-        return Drawn(rows, sampled, tops)
+        drawn = Drawn(rows, sampled, tops)
+        self._clock.lap("sample")
+        return drawn
 
     def _features(self, job: _RunnerJob, start: int, stop: int) -> FeatureRows | None:
         """Vision rows of the placeholders among prompt tokens [start, stop)."""
@@ -215,5 +240,5 @@ class Runner:
     def _device(self) -> torch.device:
         return self.model.device
 
-    def _tensor(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return to_device(values, torch.int64, self._device)

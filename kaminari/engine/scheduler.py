@@ -19,7 +19,7 @@ What holds:
   3. The last chunk draws the first token of every choice; from the next plan on each choice decodes.
   4. A choice never has more than `max_tokens` tokens scheduled.
   5. Nothing here waits for results: plans may be made while earlier ones are in flight, since the device
-     runs them in order. A row that ended meanwhile is dropped by whoever commits the results.
+     runs them in order. The pipeline drops the rows that ended meanwhile (`runs` tells).
 """
 
 from __future__ import annotations
@@ -81,7 +81,15 @@ class DecodeRow:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One token of every row."""
+
+    rows: tuple[DecodeRow, ...]
+
+
 WorkItem = EncodePicture | PrefillChunk
+Item = WorkItem | DecodeStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +145,13 @@ class Scheduler:
         decode = tuple(self._decode_rows())
         return StepPlan(self._next_work(), decode)
 
+    def runs(self, job: int, choice: int | None = None) -> bool:
+        """Whether a job holds slots, or this choice of it does."""
+        running = self._running.get(job)
+        return running is not None and (choice is None or choice in running.drawn)
+
     def end(self, job: int, choice: int) -> bool:
-        """A choice is over: its slot is free. True where that was the job's last choice."""
+        """A choice is over: its slot is given back. True where that was the job's last choice."""
         running = self._running[job]
         del running.drawn[choice]
         self.slots.release(running.slots[choice], Owner(job, choice))

@@ -9,10 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from kaminari.engine.events import Event, Failed, Finished
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """An asynchronous reader: its event loop, and what wakes it there."""
+
+    loop: asyncio.AbstractEventLoop
+    arrived: asyncio.Event
 
 
 class EventStream:
@@ -22,21 +31,23 @@ class EventStream:
         self._on_abort = on_abort
         self._events: deque[Event] = deque()
         self._ready = threading.Condition()
-        self._wake: Callable[[], None] | None = None
+        self._reader: _Reader | None = None
         self._ended = False
         self._aborted = False
         self._has_reader = False
 
     def publish(self, events: Iterable[Event]) -> None:
         """Append events and wake the reader once. Called by the engine's thread."""
+        publish_all([(self, events)])
+
+    def _append(self, events: Iterable[Event]) -> _Reader | None:
+        """Append events; return the reader that is to be woken on its event loop."""
         with self._ready:
             for event in events:
                 self._events.append(event)
                 self._ended = self._ended or isinstance(event, Finished | Failed)
             self._ready.notify()
-            wake = self._wake
-        if wake is not None:
-            wake()
+            return self._reader
 
     def abort(self) -> None:
         """Stop the request: its slots are free within one engine step. Safe at any time, and again."""
@@ -47,9 +58,9 @@ class EventStream:
         self._on_abort()
         with self._ready:
             self._ready.notify()
-            wake = self._wake
-        if wake is not None:
-            wake()
+            reader = self._reader
+        if reader is not None:
+            _wake([reader])
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -63,7 +74,7 @@ class EventStream:
         finally:
             with self._ready:
                 self._has_reader = False
-                self._wake = None
+                self._reader = None
             self.abort()
 
     def _take(self) -> tuple[list[Event], bool]:
@@ -84,14 +95,9 @@ class EventStream:
     async def __aiter__(self) -> AsyncIterator[Event]:
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed, and its reader with it
-                loop.call_soon_threadsafe(arrived.set)
-
         with self._reading():
             with self._ready:
-                self._wake = wake
+                self._reader = _Reader(loop, arrived)
             over = False
             while not over:
                 arrived.clear()
@@ -101,3 +107,22 @@ class EventStream:
                     yield event
                 if not over:
                     await arrived.wait()
+
+
+def publish_all(news: Iterable[tuple[EventStream, Iterable[Event]]]) -> None:
+    """Append events to their streams; the readers of one event loop are woken together, by one call."""
+    readers = [reader for stream, events in news if (reader := stream._append(events)) is not None]
+    if readers:
+        _wake(readers)
+
+
+def _wake(readers: Sequence[_Reader]) -> None:
+    for loop in {reader.loop for reader in readers}:
+        arrived = [reader.arrived for reader in readers if reader.loop is loop]
+        with suppress(RuntimeError):  # the loop is closed, and its readers with it
+            loop.call_soon_threadsafe(_set_all, arrived)
+
+
+def _set_all(arrived: Iterable[asyncio.Event]) -> None:
+    for event in arrived:
+        event.set()

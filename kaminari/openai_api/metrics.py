@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -137,12 +137,12 @@ class CountResponses:
 
 
 class _EngineState(Collector):
-    """Gauges that are read at each scrape."""
+    """What is read from the engine at each scrape."""
 
     def __init__(self, glance: Glance) -> None:
         self._glance = glance
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         seen = self._glance()
         up = seen is not None and seen[1].alive and not seen[1].stalled
         yield GaugeMetricFamily("kaminari_up", "1 while the engine makes progress.", value=up)
@@ -158,3 +158,10 @@ class _EngineState(Collector):
         }
         for name, (about, value) in values.items():
             yield GaugeMetricFamily(name, about, value=value)
+        about = "What the engine's thread spent its time on; forward and sample are the device's on a CPU."
+        seconds = CounterMetricFamily("kaminari_step_seconds", about, labels=["part"])
+        for part, spent in status.counts.seconds.items():
+            seconds.add_metric([part], spent)
+        yield seconds
+        yield CounterMetricFamily("kaminari_decode_steps", "Decode steps.", value=status.counts.steps)
+        yield CounterMetricFamily("kaminari_decode_rows", "Tokens they drew.", value=status.counts.rows)

@@ -25,6 +25,7 @@ OTHER = {
     "engine.queue_size": "9",
     "engine.max_choices": "2",
     "engine.threads": "2",
+    "engine.pipeline_depth": "2",
     "engine.stall_after": "3m",
     "pictures.mode": "letterbox",
     "pictures.budgets.low": "100",

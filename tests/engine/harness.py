@@ -29,13 +29,18 @@ from kaminari.model.cache import SlotCache
 from kaminari.model.family import VisionLanguageModel, VisionRows
 from kaminari.model.picture import Picture
 
+DEPTH = 1
+"""How deep the pipeline of an engine with these `settings` is; the fixture `depth` sets it."""
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
 def settings(folder: Path, *, slots: int = 4, context: int = 512, chunk: int = 64) -> Settings:
     return Settings(
         model=ModelSettings(source=Folder(folder), dtype=DtypeChoice.FLOAT32),
-        engine=EngineSettings(slots=slots, context=context, prefill_chunk=chunk, threads=1),
+        engine=EngineSettings(
+            slots=slots, context=context, prefill_chunk=chunk, threads=1, pipeline_depth=DEPTH
+        ),
     )
 
 
@@ -108,7 +113,9 @@ class HandLoop:
         raise AssertionError(f"not idle after {limit} ticks")
 
     def is_clean(self) -> bool:
-        """Every slot is free and nothing of any request is left."""
+        """Every slot is free and nothing of any request is left, once what is in flight has settled."""
+        if self.loop.pipeline.in_flight and not self.loop._requests:
+            self.step()
         scheduler = self.loop.scheduler
         scheduler.check()
         free = scheduler.slots.free == scheduler.slots.slots

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.on_device
 
 VARIANTS = ("tied-grouped", "untied-grouped", "tied-ungrouped", "untied-wide", "sharded")
 TOKENS = 12
+pytestmark = pytest.mark.usefixtures("depth")
 
 BAD = (
     Conversation(()),
@@ -259,7 +260,7 @@ def test_length_and_context_end_an_answer(tiny_checkpoint: Path) -> None:
 
 
 @pytest.fixture
-def sabotaged(tiny_checkpoint: Path) -> tuple[HandLoop, Sabotaged]:
+def sabotaged(tiny_checkpoint: Path, depth: int) -> tuple[HandLoop, Sabotaged]:
     engine = hand_loop(tiny_checkpoint, slots=2, chunk=16, wrap=Sabotaged)
     assert isinstance(engine.loaded.model, Sabotaged)
     return engine, engine.loaded.model

@@ -20,6 +20,7 @@ from kaminari.engine.params import SamplingParams
 from tests.engine.harness import HandLoop, Running, Sabotaged, hand_loop, picture
 from tests.engine.test_sampler_edits import oracle
 
+pytestmark = pytest.mark.usefixtures("depth")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 TEXT = Conversation.ask("red red red red, what is red?")
 PICTURE = Conversation.ask("Read.", picture(128, 96, 1))
@@ -47,7 +48,7 @@ class Recording(Sabotaged):
 
 
 @pytest.fixture
-def loop(tiny_checkpoint: Path) -> HandLoop:
+def loop(tiny_checkpoint: Path, depth: int) -> HandLoop:
     made = hand_loop(tiny_checkpoint, wrap=Recording)  # type: ignore[arg-type]
     made.loop.runner.model.logits.clear()  # type: ignore[attr-defined]
     return made

@@ -43,8 +43,9 @@ def test_the_values_are_fixed() -> None:
     assert uniform(-(2**63), 3, 2**40) == 0.4376057660979986
 
 
-def test_a_draw_is_what_numpy_makes_of_the_same_block() -> None:
-    assert uniform(5, 2, 9) == Generator(Philox(key=(2 << 64) | 5, counter=9)).random()
+@pytest.mark.parametrize("position", [0, 9, 63, 64, 65, 127, 128, 2**40, 2**64 - 2, 2**64 - 1])
+def test_a_draw_is_what_numpy_makes_of_the_same_counter(position: int) -> None:
+    assert uniform(5, 2, position) == Generator(Philox(key=(2 << 64) | 5, counter=position)).random()
 
 
 def test_positions_of_one_choice_are_uniform_and_uncorrelated() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,6 +138,28 @@ class _StuckGrammar(Grammar):
         return _Stuck(self._start.deep_copy())
 
 
+@pytest.mark.usefixtures("depth")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_grammars_hold_at_every_depth_in_every_company(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)
+    forms = [RegexFormat("[a-f]{12}"), None, RegexFormat("([0-9]{2}-){3}x"), ChoiceFormat(("north", "south"))]
+    loop = hand_loop(DEMO, slots=4)
+    prompts = [loop.loaded.frontend.prepare(ask("What is the capital of France?", form)) for form in forms]
+    alone = []
+    for prompt in prompts:
+        running = loop.submit(prompt, params)
+        loop.run()
+        alone.append(running.answer().choices[0])
+    together = [loop.submit(prompt, params) for prompt in prompts]
+    loop.run()
+    assert [running.answer().choices[0] for running in together] == alone
+    assert all(choice.reason is FinishReason.STOP for choice in alone)
+    assert re.fullmatch("[a-f]{12}", alone[0].text)
+    assert re.fullmatch("([0-9]{2}-){3}x", alone[2].text)
+    assert alone[3].text in ("north", "south")
+
+
+@pytest.mark.usefixtures("depth")
 def test_a_mask_that_allows_nothing_is_a_fault_of_that_request_only(engine: Engine) -> None:
     loop = hand_loop(DEMO, slots=3)
     prompt = loop.loaded.frontend.prepare(ask("What is the capital of France?"))
@@ -154,6 +177,7 @@ def test_a_mask_that_allows_nothing_is_a_fault_of_that_request_only(engine: Engi
     assert loop.is_clean()
 
 
+@pytest.mark.usefixtures("depth")
 def test_a_grammar_that_cannot_be_copied_fails_its_request_alone() -> None:
     loop = hand_loop(DEMO, slots=2)
     held = loop.loaded.frontend.prepare(ask("x", RegexFormat("a")))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from kaminari.engine.events import ChoiceFinished, Delta, Failed, FinishReason
+from kaminari.engine.step_clock import StepCounts
 from tests.openai_api.fake_engine import TOKENS, FakeEngine, endless, finished, says
 from tests.openai_api.harness import CHAT, HI, AsgiCall, client_of, make_app, until
 
@@ -51,6 +53,17 @@ async def test_figures_follow_the_requests() -> None:
     assert found["kaminari_preprocess_seconds_count"] == found["kaminari_queue_seconds_count"] == 2
     assert found["kaminari_request_failures_total"] == 0
     assert not [name for name in found if "secret" in name or "nonsense" in name]
+
+
+async def test_where_the_engines_thread_spends_its_time() -> None:
+    counts = StepCounts({"forward": 2.5, "write": 0.25}, steps=7, rows=12)
+    engine = FakeEngine()
+    status = replace(engine.status(), counts=counts)
+    engine.status = lambda: status  # type: ignore[method-assign]
+    found = await scrape(make_app(engine)[0])
+    assert found["kaminari_step_seconds_total{forward}"] == 2.5
+    assert found["kaminari_step_seconds_total{write}"] == 0.25
+    assert (found["kaminari_decode_steps_total"], found["kaminari_decode_rows_total"]) == (7, 12)
 
 
 async def test_the_engines_state_is_read_at_each_scrape() -> None:
