@@ -1,9 +1,9 @@
 """Run a kaminari command as on a card with less memory: torch's allocator is held to a number of bytes.
 
-    python -m benchmarks.small_card 6GB bench decode ../random-qwen3-vl --engine-memory-limit 5GB
+    python -m benchmarks.small_card 6GB bench decode ../random-qwen3-vl --memory-limit 5GB
 
 What torch does not allocate (the context and the libraries' own workspaces, about 0.4 GB) comes on top, as
-on every card. `--engine-memory-limit` is needed beside it: the driver still reports the whole card as free.
+on every card. `--memory-limit` is needed beside it: the driver still reports the whole card as free.
 Without CUDA it refuses.
 """
 
