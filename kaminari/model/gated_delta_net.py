@@ -196,9 +196,10 @@ def invert_unit_lower(system: Tensor) -> Tensor:
     size = system.shape[-1]
     if size <= LEAF:
         identity = torch.eye(size, dtype=system.dtype, device=system.device)
-        return torch.linalg.solve_triangular(
+        leaf: Tensor = torch.linalg.solve_triangular(
             system, identity.expand_as(system), upper=False, unitriangular=True
         )
+        return leaf
     half = (size + LEAF) // (2 * LEAF) * LEAF
     inverse = torch.zeros_like(system)
     upper = invert_unit_lower(system[:, :half, :half])
@@ -211,5 +212,5 @@ def invert_unit_lower(system: Tensor) -> Tensor:
 
 def _normalize(x: Tensor, scale: float) -> Tensor:
     """The reference's `l2norm`, scaled: scale x / sqrt(sum of squares + 1e-6)."""
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * length.square_().add_(1e-6).rsqrt_().mul_(scale)

@@ -67,9 +67,9 @@ def test_a_snapshot_goes_on_bit_for_bit_for_200_tokens(
     variant: str, checkpoint: Callable[[str], Path], golden: Callable[[str], Reference]
 ) -> None:
     """Case hyb-state-dtype: the running state is float32, and so is a saved one."""
-    engine = hand_loop(checkpoint(variant))
+    engine = hand_loop(checkpoint(variant), context=1024)
     model = engine.loaded.model
-    turns: Turns = [("user", ["one two three four five six " * 32])]
+    turns: Turns = [("user", ["one two three four five six " * 24])]
     wanted = golden_answer(golden(variant), turns, tokens=1)
     length = len(wanted.prompt_ids)
     assert length > 512
