@@ -24,7 +24,6 @@ log = logging.getLogger("kaminari.engine")
 
 FAULT = "the engine failed on this request"
 NOT_FINITE = "the model's output for this request was not finite"
-GRAMMAR_STUCK = "the grammar of this request became too complex, or allows no token to follow"
 
 News = dict[int, list[Event]]
 
@@ -143,9 +142,11 @@ class EngineLoop:
             if request is None or request.writers[row.choice].reason is not None:
                 continue
             if row.token is None:
-                constraint = request.writers[row.choice].constraint
-                stuck = constraint is not None and constraint.failed
-                self._fail([row.job], GRAMMAR_STUCK if stuck else NOT_FINITE)
+                constraint, grammar = request.writers[row.choice].constraint, request.prompt.grammar
+                if constraint is not None and constraint.failed and grammar is not None:
+                    self._fail([row.job], constraint.complaint, grammar.field)
+                else:
+                    self._fail([row.job], NOT_FINITE)
                 continue
             request.first_token = request.first_token or time.monotonic()
             writer = request.writers[row.choice]
@@ -156,8 +157,11 @@ class EngineLoop:
             except Exception:
                 self._fail([row.job], FAULT)
 
-    def _fail(self, jobs: Iterable[int], message: str) -> None:
-        """End requests with a failure; what they wrote is overwritten before anyone else gets the slots."""
+    def _fail(self, jobs: Iterable[int], message: str, field: str | None = None) -> None:
+        """End requests with a failure; what they wrote is overwritten before anyone else gets the slots.
+
+        `field` is what is at fault in the request, where the engine is not.
+        """
         log.error("%s (requests %s)", message, list(jobs), exc_info=message == FAULT)
         for job in jobs:
             if (request := self._requests.get(job)) is None:
@@ -167,7 +171,7 @@ class EngineLoop:
                 self.runner.scrub(slots)
             except Exception:
                 log.exception("slots %s could not be scrubbed", slots)
-            request.stream.publish([Failed(message)])
+            request.stream.publish([Failed(message, field)])
 
     def _drop(self, request_id: int) -> tuple[int, ...]:
         """Take a request that is not over out of everything. Returns the slots that it held."""

@@ -8,7 +8,19 @@ from pathlib import Path
 from tests.cases import loading
 
 TESTS = Path(__file__).parents[1]
-KINDS = ("image", "prompt", "position", "numeric", "limits", "hybrid")
+KINDS = (
+    "image",
+    "prompt",
+    "position",
+    "numeric",
+    "limits",
+    "hybrid",
+    "stream",
+    "sampling",
+    "structured",
+    "tools",
+    "server",
+)
 
 # Tests that run over files of the manifest cover the image cases that hold nothing but files.
 BY_FILES = {
