@@ -64,15 +64,20 @@ def describe(plan: ModelPlan, settings: Settings) -> list[Fact]:
     from kaminari.engine.capacity import format_bytes, slot_bytes
 
     capacity, footprint, dtypes = plan.capacity, plan.footprint, plan.dtypes
-    per_slot = slot_bytes(footprint, capacity.context)
-    total = capacity.weight_bytes + capacity.cache_bytes
+    tables = capacity.table_bytes // capacity.slots
+    per_slot = slot_bytes(footprint, capacity.context) + tables
+    total = capacity.weight_bytes + capacity.cache_bytes + capacity.table_bytes
     return [
         Fact("served as", f"{settings.model.name}, from {settings.model.source}"),
         Fact("family", plan.family.name),
         Fact("device", str(plan.device)),
         Fact("dtype", f"{_chosen(dtypes.decoder, settings.model.dtype)}, vision {dtype_name(dtypes.vision)}"),
         Fact("weights", format_bytes(footprint.weights)),
-        Fact("cache", f"{format_bytes(footprint.cache_per_token)} a token, {format_bytes(per_slot)} a slot"),
+        Fact(
+            "cache",
+            f"{format_bytes(footprint.cache_per_token)} a token, {format_bytes(per_slot - tables)} a slot",
+        ),
+        Fact("tables", f"{format_bytes(tables)} a slot, for penalties and sampling"),
         Fact(
             "context", f"{capacity.context} tokens a slot; the model allows {plan.prompt_format.max_context}"
         ),

@@ -5,7 +5,7 @@ Reads no machine state and needs no torch; `kaminari.engine.memory` measures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -23,16 +23,17 @@ class CapacityError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`slots` slots of `context` tokens each, and the bytes that weights and cache take."""
+    """`slots` slots of `context` tokens each, and the bytes that weights, cache and tables take."""
 
     slots: int
     context: int
     weight_bytes: int
     cache_bytes: int
+    table_bytes: int = 0
 
 
 def usable_memory(available: int, limit: int | None) -> int:
-    """Bytes that weights and cache may take, of `available` bytes that are free now.
+    """Bytes that weights, cache and tables may take, of `available` bytes that are free now.
 
     A tenth of what is free is left for activations and library workspaces; a limit only lowers the rest.
     """
@@ -47,8 +48,11 @@ def plan_capacity(
     context: int | Literal["auto"],
     max_context: int,
     memory: int,
+    tables: int = 0,
 ) -> Capacity:
     """Settle slots and context for `memory` usable bytes (see `usable_memory`).
+
+    `tables` is what each slot takes beside the cache, in bytes.
 
     An "auto" context is what the checkpoint allows, at most 8192 tokens; "auto" slots are as many as fit, at
     most 8. A wish that is named is met exactly or refused. Raises `CapacityError`.
@@ -62,16 +66,17 @@ def plan_capacity(
         )
     else:
         tokens = context
-    per_slot = slot_bytes(footprint, tokens)
-    fitting = _fitting(memory - footprint.weights, per_slot)
+    held = replace(footprint, cache_per_slot=footprint.cache_per_slot + tables)
+    fitting = _fitting(memory - footprint.weights, slot_bytes(held, tokens))
     count = max(1, min(fitting, AUTO_SLOTS)) if slots == "auto" else slots
     if count > fitting:
-        raise CapacityError(_refusal(footprint, count, tokens, fitting, memory))
-    return Capacity(count, tokens, footprint.weights, count * per_slot)
+        raise CapacityError(_refusal(held, count, tokens, fitting, memory))
+    cache = count * slot_bytes(footprint, tokens)
+    return Capacity(count, tokens, footprint.weights, cache, count * tables)
 
 
 def slot_bytes(footprint: Footprint, tokens: int) -> int:
-    """Bytes that one slot of `tokens` tokens takes."""
+    """Bytes that one slot of `tokens` tokens takes in the cache."""
     return footprint.cache_per_slot + tokens * footprint.cache_per_token
 
 

@@ -118,9 +118,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A fault inside the engine ended the request. The message names no internals."""
+    """A fault inside the engine ended the request. The message names no internals.
+
+    field:  of the request, where that is at fault and not the engine
+    """
 
     message: str
+    field: str | None = None
 
 
 Event = Delta | ReasoningDelta | ToolCallDelta | ChoiceFinished | Finished | Failed

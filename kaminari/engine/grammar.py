@@ -81,7 +81,7 @@ class GrammarCompiler:
             raise RequestError(f"{field} cannot be enforced: {_reason(matcher)}", field=field)
         if time.monotonic() - began > MAX_SECONDS:
             raise RequestError(f"{field} takes too long to compile; make it simpler", field=field)
-        return Grammar(matcher)
+        return Grammar(matcher, field)
 
 
 class _Vocabulary:

@@ -15,8 +15,10 @@ from kaminari.engine.capacity import Capacity, plan_capacity, usable_memory
 from kaminari.engine.conversation import Detail
 from kaminari.engine.frontend import Frontend, PictureRules
 from kaminari.engine.info import EngineInfo
+from kaminari.engine.logit_table import logit_table_bytes
 from kaminari.engine.memory import available_memory
 from kaminari.engine.placement import Dtypes, resolve_device, resolve_dtypes
+from kaminari.engine.sampling_table import SAMPLING_TABLE_BYTES
 from kaminari.model.family import (
     Family,
     Footprint,
@@ -83,6 +85,8 @@ def plan_model(settings: Settings) -> ModelPlan:
         context=settings.engine.context,
         max_context=prompt_format.max_context,
         memory=memory,
+        tables=logit_table_bytes(footprint.vocab_size, len(prompt_format.end_token_ids))
+        + SAMPLING_TABLE_BYTES,
     )
     return ModelPlan(folder, family, prompt_format, device, dtypes, footprint, memory, capacity)
 

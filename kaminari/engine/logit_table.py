@@ -45,11 +45,14 @@ class _Flags:
     min_tokens: int = 0
 
 
-class LogitTable:
-    """The rules and counts of every slot.
+def logit_table_bytes(vocab_size: int, end_tokens: int) -> int:
+    """Bytes that a `LogitTable` takes for each slot."""
+    counts, penalties = vocab_size * (4 + 1), 3 * 4
+    return counts + penalties + MAX_BIASED_TOKENS * (8 + 4) + (MAX_STOP_TOKENS + end_tokens) * 8
 
-    V is the vocabulary; a slot takes 5 bytes per token of it, and 13 kB.
-    """
+
+class LogitTable:
+    """The rules and counts of every slot."""
 
     def __init__(self, slots: int, vocab_size: int, end_tokens: int, device: torch.device) -> None:
         """`end_tokens` is how many tokens end an answer of this model."""

@@ -27,7 +27,6 @@ log = logging.getLogger("kaminari.engine")
 
 FAULT = "the engine failed on this request"
 NOT_FINITE = "the model's output for this request was not finite"
-GRAMMAR_STUCK = "the grammar of this request became too complex, or allows no token to follow"
 
 
 class EngineLoop:
@@ -107,8 +106,11 @@ class EngineLoop:
         request = self._requests[token.job]
         writer = request.writers[token.choice]
         if token.token is None:
-            stuck = writer.constraint is not None and writer.constraint.failed
-            self._fail([token.job], GRAMMAR_STUCK if stuck else NOT_FINITE)
+            constraint, grammar = writer.constraint, request.prompt.grammar
+            if constraint is not None and constraint.failed and grammar is not None:
+                self._fail([token.job], constraint.complaint, grammar.field)
+            else:
+                self._fail([token.job], NOT_FINITE)
             return
         request.first_token = request.first_token or time.monotonic()
         try:
@@ -160,8 +162,11 @@ class EngineLoop:
             request.prompt.syntax,
         )
 
-    def _fail(self, jobs: Collection[int], message: str) -> None:
-        """End requests with a failure; what they wrote is overwritten before anyone else gets the slots."""
+    def _fail(self, jobs: Collection[int], message: str, field: str | None = None) -> None:
+        """End requests with a failure; what they wrote is overwritten before anyone else gets the slots.
+
+        `field` is what is at fault in the request, where the engine is not.
+        """
         log.error("%s (requests %s)", message, list(jobs), exc_info=message == FAULT)
         for job in jobs:
             if (request := self._requests.get(job)) is None:
@@ -171,7 +176,7 @@ class EngineLoop:
                 self.runner.scrub(slots)
             except Exception:
                 log.exception("slots %s could not be scrubbed", slots)
-            request.stream.publish([Failed(message)])
+            request.stream.publish([Failed(message, field)])
 
     def _drop(self, request_id: int) -> tuple[int, ...]:
         """Take a request that is not over out of everything. Returns the slots that it held."""

@@ -15,6 +15,8 @@ from torch import Tensor
 from kaminari.engine.params import SamplingParams
 
 _MIN_SORT_WIDTH = 64
+SAMPLING_TABLE_BYTES = 4 * 8
+"""Bytes that a `SamplingTable` takes for each slot."""
 
 
 @dataclass(frozen=True, slots=True)

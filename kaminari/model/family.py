@@ -137,11 +137,15 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes a checkpoint needs before anything runs: weights in all, and cache per slot and token."""
+    """Bytes a checkpoint needs before anything runs: weights in all, and cache per slot and token.
+
+    vocab_size:  how many logits its head makes
+    """
 
     weights: int
     cache_per_token: int
     cache_per_slot: int = 0
+    vocab_size: int = 0
 
 
 class Family(Protocol):

@@ -87,7 +87,7 @@ class Ending:
     own_line: bool = False
 
 
-# The second one ends a value whose own closing tag is missing.
+# The second is for a value whose own closing tag is missing.
 ENDINGS = (
     Ending(PARAMETER_END, (PARAMETER_START, FUNCTION_END, CALL_END), len(PARAMETER_END)),
     Ending(FUNCTION_END, (CALL_END,), 0),
@@ -193,7 +193,7 @@ class CallElement:
         if self._types == STRING:
             self._arguments.append('"')
         self._given.add(name)
-        # So does a parameter that may come next, where the closing tag is missing.
+        # Where the closing tag is missing, a parameter that may come next ends the value.
         following = (f"{PARAMETER_START}{other}>" for other in self._signature.names - self._given)
         self._endings = (*ENDINGS, *(Ending(tag, ("",), 0, own_line=True) for tag in following))
 

@@ -39,7 +39,8 @@ def argument_json(text: str, types: Types) -> str:
 def json_types(text: str) -> frozenset[str]:
     """The types of which a JSON text is a value; none where the text is not JSON."""
     try:
-        return types_of(json.loads(text, parse_constant=_refuse))
+        # An integer of any length is one; Python would refuse to convert a very long one.
+        return types_of(json.loads(text, parse_constant=_refuse, parse_int=len))
     except (ValueError, RecursionError):
         return frozenset()
 

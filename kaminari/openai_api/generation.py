@@ -126,6 +126,8 @@ class AnswerWriter:
         meter = self._lifecycle.metrics.meter()
         async for event in self._stream:
             meter.saw(event)
+            if isinstance(event, Failed) and event.field is not None:
+                raise errors.invalid(event.message, param=event.field, code="grammar_failed")
             if isinstance(event, Failed):
                 log.error("request %s: %s", self._request_id, event.message)
                 raise errors.internal(self._request_id, event.message)

@@ -56,6 +56,8 @@ def _prompt(request: TokenizeRequest, engine: Engine, media: Media) -> PreparedP
         return engine.prepare_text(request.prompt)
     chat = ChatRequest.model_construct(
         messages=request.messages,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         chat_template_kwargs=request.chat_template_kwargs,

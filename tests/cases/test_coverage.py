@@ -25,9 +25,6 @@ KINDS = (
 )
 WAITING = {
     "prompt-glm-echo": "needs GLM-OCR's prompts",
-    "so-spec": "needs drafts that are checked against a grammar",
-    "str-slow-client": "needs a real socket whose reader stops",
-    "tool-xml-quotes": "needs calls in tags",
 }
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from kaminari.engine.capacity import (
     Capacity,
@@ -16,7 +19,10 @@ from kaminari.engine.capacity import (
     slot_bytes,
     usable_memory,
 )
+from kaminari.engine.loading import load_model, plan_model
+from kaminari.engine.runner import Runner
 from kaminari.model.family import Footprint
+from tests.engine.harness import settings
 
 GIB = 2**30
 # 1 GiB of weights; a slot of 1024 tokens takes 64 MiB and 1 MiB
@@ -68,6 +74,33 @@ def test_what_is_said_to_fit_fits() -> None:
     assert plan(memory, context=int(found[1])).slots == 1
     with pytest.raises(CapacityError):
         plan(memory, context=int(found[1]) + 1)
+
+
+def test_tables_beside_the_cache_count() -> None:
+    tables = 2**25
+    per_slot = slot_bytes(MODEL, 1024) + tables
+
+    def planned(memory: int, slots: int | str = "auto") -> Capacity:
+        return plan_capacity(MODEL, slots=slots, context=1024, max_context=4096, memory=memory, tables=tables)
+
+    capacity = planned(GIB + 3 * per_slot)
+    assert (capacity.slots, capacity.table_bytes) == (3, 3 * tables)
+    assert capacity.cache_bytes == 3 * slot_bytes(MODEL, 1024)
+    assert planned(GIB + 3 * per_slot - 1).slots == 2
+    with pytest.raises(CapacityError, match="2 slots of 1024 tokens would fit"):
+        planned(GIB + 3 * per_slot - 1, slots=3)
+
+
+def test_a_plan_counts_what_the_runner_allocates(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    for variant in ("tied-grouped", "qwen3_5", "minicpm_v"):
+        chosen = settings(checkpoint(variant), slots=3, context=64)
+        planned, loaded = plan_model(chosen).capacity, load_model(chosen)
+        runner = Runner(loaded.model, loaded.info.slots, loaded.info.context, loaded.end_token_ids)
+        tables = [*vars(runner._logits).values(), *vars(runner._sampling).values()]
+        assert sum(each.nbytes for each in tables if isinstance(each, Tensor)) == planned.table_bytes
+        assert runner.cache.nbytes() == planned.cache_bytes
 
 
 def test_not_even_the_weights_fit() -> None:

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from llguidance import LLParserLimits
 from tokenizers import Tokenizer
 
 from kaminari.engine.answer_format import AnswerFormat, ChoiceFormat, GrammarFormat, JsonFormat, RegexFormat
-from kaminari.engine.constraints import Constraint
+from kaminari.engine.constraints import NO_TOKEN, TOO_COSTLY, Constraint
 from kaminari.engine.errors import RequestError
 from kaminari.engine.grammar import MAX_BLANKS, MAX_TEXT, GrammarCompiler
 from kaminari.engine.token_mask import token_mask
 from kaminari.model.family import CheckpointError
 from tests.checkpoints import build_tokenizer
+from tests.engine.random_schemas import random_schema
 
 CASES = json.loads((Path(__file__).parents[1] / "cases" / "files" / "schemas.json").read_text())
 TOKENIZER: Tokenizer = build_tokenizer()
@@ -142,6 +144,25 @@ def test_a_forbidden_token_makes_it_fail_with_an_empty_mask() -> None:
     assert allowed(constraint) == set()
 
 
+def test_a_grammar_past_the_librarys_bounds_is_called_too_costly() -> None:
+    compiler = GrammarCompiler(TOKENIZER, {END})
+    compiler._limits = LLParserLimits(max_items_in_row=60, verbose_errors=False)
+    constraint = compiler.compile(GrammarFormat('start: e\ne: e e e | e e | "a" | "ab" | "b"')).new()
+    for token in ids("a" * 100):
+        if not allowed(constraint):
+            break
+        constraint.accept(token)
+    assert constraint.failed
+    assert constraint.complaint == TOO_COSTLY
+
+
+def test_a_token_that_is_forbidden_is_no_matter_of_cost() -> None:
+    constraint = COMPILER.compile(RegexFormat("a")).new()
+    constraint.accept(ids("b")[0])
+    assert not allowed(constraint)
+    assert constraint.complaint == NO_TOKEN
+
+
 def test_no_control_token_but_the_end_is_ever_allowed() -> None:
     special = {i for i, token in TOKENIZER.get_added_tokens_decoder().items() if token.special}
     rng = random.Random(0)
@@ -252,6 +273,32 @@ def test_a_mask_is_all_that_is_legal_in_every_spelling() -> None:
     assert {single, *ids("<")} <= allowed(constraint)
     constraint.accept(single)
     assert not constraint.failed
+
+
+def test_so_spec() -> None:
+    """Case so-spec: no token is forced on an answer; how its text is cut into tokens is all the same."""
+    rng = random.Random(8)
+    finished = 0
+    for _ in range(60):
+        grammar = COMPILER.compile(JsonFormat(random_schema(rng)))
+        constraint, made = grammar.new(), list[int]()
+        while len(made) < 400 and not constraint.finished:
+            tokens = sorted(allowed(constraint) - {END}) or [END]
+            made.append(rng.choice(tokens))
+            constraint.accept(made[-1])
+        text = TOKENIZER.decode(made)
+        if not constraint.finished:
+            continue
+        finished += 1
+        value = json.loads(text)
+        for spelling in (TOKENIZER.encode(text).ids, ids(text)):
+            assert json.loads(TOKENIZER.decode(spelling)) == value
+            other = grammar.new()
+            for token in spelling:
+                assert token in allowed(other)
+                other.accept(token)
+            assert other.finished
+    assert finished >= 50
 
 
 def test_the_bytes_of_tokens_are_those_of_the_detokenizer() -> None:

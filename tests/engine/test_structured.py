@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -14,14 +16,19 @@ from llguidance import LLMatcher
 
 import kaminari
 from kaminari.config import EngineSettings, ModelSettings, Settings
+from kaminari.engine import constraints
 from kaminari.engine.answer import collect
-from kaminari.engine.answer_format import AnswerFormat, ChoiceFormat, JsonFormat, RegexFormat
-from kaminari.engine.constraints import Constraint, Grammar
+from kaminari.engine.answer_format import (
+    AnswerFormat,
+    ChoiceFormat,
+    JsonFormat,
+    RegexFormat,
+)
+from kaminari.engine.constraints import NO_TOKEN, TOO_COSTLY, Constraint, Grammar
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.engine import Engine
 from kaminari.engine.errors import EngineFault, RequestError
-from kaminari.engine.events import FinishReason
-from kaminari.engine.loop import GRAMMAR_STUCK
+from kaminari.engine.events import Failed, FinishReason
 from kaminari.engine.params import SamplingParams
 from tests.engine.harness import hand_loop, picture, quiet
 from tests.engine.random_schemas import random_schema
@@ -167,13 +174,37 @@ def test_a_mask_that_allows_nothing_is_a_fault_of_that_request_only(engine: Engi
     loop.run()
     held = loop.loaded.frontend.prepare(ask("x", RegexFormat("[a-z]{30}")))
     assert held.grammar is not None
-    object.__setattr__(held, "grammar", _StuckGrammar(held.grammar._start))
+    object.__setattr__(held, "grammar", _StuckGrammar(held.grammar._start, "structured_outputs.regex"))
     stuck, neighbour = loop.submit(held), loop.submit(prompt)
     with quiet("kaminari.engine"):
         loop.run()
     assert neighbour.token_ids() == alone.token_ids()
-    with pytest.raises(EngineFault, match=GRAMMAR_STUCK):
+    with pytest.raises(EngineFault, match=NO_TOKEN):
         stuck.answer()
+    assert stuck.events[-1] == Failed(NO_TOKEN, "structured_outputs.regex")
+    assert loop.is_clean()
+
+
+def test_a_grammar_that_is_costly_only_while_it_runs_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock by which each step of a grammar takes a tenth of a second."""
+    loop = hand_loop(DEMO, slots=3)
+    question = ask("What is the capital of France?")
+    alone = loop.submit(question)
+    loop.run()
+    tenths = itertools.count()
+    clock = SimpleNamespace(thread_time=lambda: next(tenths) / 10)
+    monkeypatch.setattr(constraints, "time", clock)
+    quick = loop.submit(ask("x", RegexFormat("[a-z]{4}")))
+    costly = loop.submit(ask("x", RegexFormat("[a-z]{300}")), SamplingParams(max_tokens=300))
+    neighbour = loop.submit(question)
+    with quiet("kaminari.engine"):
+        loop.run()
+    assert neighbour.token_ids() == alone.token_ids()
+    assert len(quick.answer().choices[0].text) == 4
+    costly.drain()
+    assert costly.events[-1] == Failed(TOO_COSTLY, "structured_outputs.regex")
     assert loop.is_clean()
 
 

@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kaminari.model.calls import CallArguments, CallEnd, CallStart, PlainText
 from kaminari.model.xml_calls import XmlCallFormat
+from kaminari.model.xml_values import argument_json
 from tests.cases.loading import case
 from tests.hybrid_checkpoints import QWEN3_5_CHAT_TEMPLATE, SLICED_CHAT_TEMPLATE
 from tests.model.reading import Read, read_pieces
@@ -159,6 +160,12 @@ def test_tool_xml_quotes() -> None:
             assert (name, json.loads(arguments), complete) == ("find_town", {"city": value}, True)
             (spelled,) = read(answer.replace('"', ""), tools=tools).calls
             assert json.loads(spelled[1]) == {"city": "/tmp/a"}
+
+
+def test_an_integer_of_any_length_stays_one() -> None:
+    digits = "7" * 5000
+    assert argument_json(digits, frozenset({"integer"})) == digits
+    assert argument_json("[" * 100_000, frozenset({"array"})) == json.dumps("[" * 100_000)
 
 
 def test_a_strings_text_is_not_held_back() -> None:

@@ -58,6 +58,7 @@ def deltas(chunks: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_str_stop_leak(engine: Engine) -> None:
+    """Case str-stop-leak."""
     body = ask("What is the capital of France?")
     assert joined(await stream(engine, **body)) == "Paris"
     chunks = await stream(engine, **body, stop=["ris"])

@@ -145,6 +145,7 @@ async def test_a_name_that_points_inside_is_refused_whatever_else_it_points_to(t
 
 
 async def test_srv_ssrf_redirect_to_another_host() -> None:
+    """Case srv-ssrf-redirect."""
     async with picture_host(sends(PICTURE)) as inner:
         targets = [
             f"http://127.0.0.1:{inner.port}/secret.png",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,8 +12,8 @@ from typing import Any
 from kaminari.config import EngineSettings, ModelSettings, Settings
 from kaminari.engine.engine import Engine
 from kaminari.engine.loading import LoadedModel, load_model
-from tests.cases.loading import resolve
-from tests.openai_api.harness import CHAT, client_of, error_of, make_app, until
+from tests.cases.loading import case, resolve
+from tests.openai_api.harness import CHAT, AsgiCall, client_of, error_of, make_app, until
 
 
 @contextmanager
@@ -37,6 +38,7 @@ def broken_once(settings: Settings) -> Iterator[Engine]:
 
 
 async def test_srv_one_bad_kills() -> None:
+    """Case srv-one-bad-kills."""
     settings = Settings(
         model=ModelSettings(dtype="float32"), engine=EngineSettings(threads=1, slots=4, context=512)
     )
@@ -60,6 +62,7 @@ async def test_srv_one_bad_kills() -> None:
 
 
 async def test_srv_kv_livelock() -> None:
+    """Case srv-kv-livelock."""
     settings = Settings(
         model=ModelSettings(dtype="float32"), engine=EngineSettings(threads=1, slots=1, context=512)
     )
@@ -81,3 +84,35 @@ async def test_srv_kv_livelock() -> None:
             assert usage["prompt_tokens"] > 512 - 300
             assert usage["completion_tokens"] == min(300, 512 - usage["prompt_tokens"])
         await until(lambda: engine.status().free_slots == 1)
+
+
+async def test_str_slow_client() -> None:
+    """Nobody waits for a reader that stopped reading, and what is kept for it is no more than its answer."""
+    settings = Settings(
+        model=ModelSettings(dtype="float32"), engine=EngineSettings(threads=1, slots=2, context=512)
+    )
+    slow = {**case("str-slow-client").request("kaminari-demo"), "ignore_eos": True, "max_tokens": 300}
+    quick = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    with Engine.load(settings) as engine:
+        app, _ = make_app(engine)
+        call, stopped = AsgiCall(app, json.dumps(slow).encode()), asyncio.Event()
+
+        async def stuck(message: Any) -> None:
+            call.sent.append(message)
+            if message["type"] == "http.response.body":
+                stopped.set()
+                await asyncio.sleep(600)
+
+        call.send = stuck  # type: ignore[method-assign]
+        reading = asyncio.create_task(call.run())
+        await asyncio.wait_for(stopped.wait(), 10)
+        (request,) = engine._open.values()
+        async with client_of(app) as client:
+            answers = [await client.post(CHAT, json=quick) for _ in range(10)]
+        assert {answer.json()["choices"][0]["message"]["content"] for answer in answers} == {"Paris"}
+        await until(lambda: engine.status().free_slots == 2, 30)
+        assert 0 < len(request.stream._events) <= 300 + 2
+        assert not reading.done()
+        call.gone.set()
+        await asyncio.wait_for(reading, 5)
+        assert len(call.sent) == 2

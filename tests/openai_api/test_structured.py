@@ -14,8 +14,9 @@ from pydantic import BaseModel
 from kaminari.config import EngineSettings, ModelSettings, Settings
 from kaminari.engine.answer_format import ChoiceFormat, GrammarFormat, JsonFormat, RegexFormat
 from kaminari.engine.engine import Engine
+from kaminari.engine.events import Delta, Failed
 from tests.cases.loading import case, resolve
-from tests.openai_api.fake_engine import FakeEngine
+from tests.openai_api.fake_engine import FakeEngine, says
 from tests.openai_api.harness import HI, client_of, error_of, events_of, make_app, post, serving
 
 NAME = "kaminari-demo"
@@ -175,6 +176,20 @@ async def test_so_unicode(engine: Engine) -> None:
             json.dumps(json.loads(text), ensure_ascii=False).encode()
         else:
             assert reason == "length"
+
+
+async def test_a_grammar_that_fails_while_it_runs_is_the_requests_fault() -> None:
+    script = says([Delta(0, '{"a', (1,))], [Failed("it is too costly", "response_format")])
+    whole = await post(FakeEngine(script), response_format={"type": "json_object"})
+    assert whole.status_code == 400
+    streamed = events_of((await post(FakeEngine(script), stream=True)).text)
+    for error in (error_of(whole), streamed[-1]["error"]):
+        assert error["message"] == "it is too costly"
+        assert (error["type"], error["param"], error["code"]) == (
+            "invalid_request_error",
+            "response_format",
+            "grammar_failed",
+        )
 
 
 class Pick(BaseModel):

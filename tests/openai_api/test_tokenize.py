@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kaminari.config import EngineSettings, ModelSettings, Settings
+from kaminari.config import EngineSettings, Folder, ModelSettings, Settings
 from kaminari.engine.engine import Engine
 from tests.cases.loading import file_url
 from tests.openai_api.fake_engine import FakeEngine
@@ -55,6 +56,43 @@ async def test_messages_have_the_ids_that_a_chat_would_have(
     images = chat["usage"]["prompt_tokens_details"]["image_tokens"]
     assert (images > 0) == (messages is LOOK)
     assert tokens["count"] > images
+
+
+async def test_tools_and_template_arguments_count_as_in_a_chat(checkpoint: Callable[[str], Path]) -> None:
+    function = {"name": "find_town", "description": "x" * 40, "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    chosen = Settings(
+        model=ModelSettings(source=Folder(checkpoint("qwen3_5")), dtype="float32"),
+        engine=EngineSettings(threads=1, slots=1, context=2000),
+    )
+    counts = []
+    with Engine.load(chosen) as engine:
+        for fields in (
+            {},
+            {"tools": tools},
+            {"tools": tools, "tool_choice": "none"},
+            {"tools": tools, "chat_template_kwargs": {"enable_thinking": True}},
+            {"tools": tools, "tool_choice": "required", "add_generation_prompt": False},
+        ):
+            tokens = await answer(engine, "/tokenize", messages=HI, **fields)
+            chat = await answer(engine, CHAT, messages=HI, **fields, max_tokens=1, return_token_ids=True)
+            assert tokens["tokens"] == chat["prompt_token_ids"]
+            counts.append(tokens["count"])
+    assert counts[0] == counts[2] < counts[4] < counts[3] < counts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+async def test_wrong_tools_are_a_400(engine: Engine, fields: dict[str, Any], param: str) -> None:
+    refused = await send(engine, "/tokenize", messages=HI, **fields)
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == param
 
 
 async def test_token_strings_are_the_vocabulary_s(engine: Engine) -> None:

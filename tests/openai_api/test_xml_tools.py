@@ -21,7 +21,7 @@ from tests.cases.loading import case
 from tests.openai_api.harness import HI, client_of, error_of, make_app, post
 from tests.openai_api.test_tools import both, gather, replay, same
 
-RUNS = 60
+RUNS = 51
 BOOK = {
     "type": "function",
     "function": {

@@ -90,6 +90,7 @@ def footprint(checkpoint: HybridCheckpoint, dtype: torch.dtype, vision_dtype: to
         weights=_count(network.text) * dtype.itemsize + _count(network.vision) * vision_dtype.itemsize,
         cache_per_token=2 * attention * sizes.kv_heads * sizes.head_dim * dtype.itemsize,
         cache_per_slot=recurrent * per_state,
+        vocab_size=sizes.vocab,
     )
 
 

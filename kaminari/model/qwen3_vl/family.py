@@ -28,7 +28,11 @@ class Qwen3VLFamily:
         network, text = checkpoint.network, checkpoint.config.text
         weights = _count(network.text) * dtype.itemsize + _count(network.vision) * vision_dtype.itemsize
         keys_and_values = 2 * text.layers * text.kv_heads * text.head_dim
-        return Footprint(weights=weights, cache_per_token=keys_and_values * dtype.itemsize)
+        return Footprint(
+            weights=weights,
+            cache_per_token=keys_and_values * dtype.itemsize,
+            vocab_size=checkpoint.config.text.vocab,
+        )
 
     def load(self, folder: Path, options: LoadOptions) -> VisionLanguageModel:
         """Load every weight onto the device, each half of the model in its dtype."""

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, model_validator
 
 from kaminari.openai_api.schemas.base import Ignored, Schema, problem
+from kaminari.openai_api.schemas.chat import MAX_TOOLS
 from kaminari.openai_api.schemas.completions import is_ids
 from kaminari.openai_api.schemas.messages import Messages
+from kaminari.openai_api.schemas.tools import AnyChoice, FunctionTool
 
 MAX_IDS = 262_144
 
@@ -28,6 +30,8 @@ class TokenizeRequest(Schema):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AnyChoice | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
