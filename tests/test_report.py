@@ -65,7 +65,7 @@ def test_an_edited_result_is_noticed(copy: Path) -> None:
     plots = report.wanted_plots(copy)
     assert plots
     path = copy / RESULTS / f"{plots[0][1][0]}.json"
-    edit(path, '"median":', '"median":9')
+    edit(path, '"median": ', '"median": 9')
     assert stale_pages(copy)
     assert report.plot_path(*plots[0]) in stale_plots(copy)
 
