@@ -1,7 +1,7 @@
 """Tools: the model calls a function, and its result goes back into the conversation.
 
-`tool_choice` names the function, so that a grammar holds the answer to a call with arguments that fit; with "auto"
-the model decides. The demo model was never taught to call and guesses its arguments: serve a real one.
+`tool_choice` names the function, so that a grammar holds the answer to a call with arguments that fit; with
+"auto" the model decides. The demo model was never taught to call and guesses its arguments: serve a real one.
 """
 
 from __future__ import annotations
