@@ -38,9 +38,13 @@ def main(argv: Sequence[str]) -> int:
         name: lambda url, name=name: test_python(name, url) for name in PYTHON_TESTS
     }
     clients["javascript"] = test_javascript
+    by_default = list(clients)
+    clients["open-webui"] = test_open_webui
     parser = argparse.ArgumentParser(prog="scripts/test --clients", description=__doc__)
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"some of {', '.join(clients)}")
-    wanted = parser.parse_args(argv).clients or list(clients)
+    parser.add_argument(
+        "clients", nargs="*", metavar="CLIENT", help=f"some of {', '.join(clients)}; else all but open-webui"
+    )
+    wanted = parser.parse_args(argv).clients or by_default
     if unknown := set(wanted) - set(clients):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(clients)}")
 
@@ -85,6 +89,14 @@ def test_python(name: str, url: str) -> None:
     python = python_environment(name, HERE / f"requirements-{name}.txt")
     tests = [str(HERE / test) for test in PYTHON_TESTS[name]]
     run([python, "-m", "pytest", "-c", str(HERE / "pytest.ini"), *tests], OPENAI_BASE_URL=url)
+
+
+def test_open_webui(url: str) -> None:
+    """Only where it is asked for: its environment is large. It needs Python 3.11 or 3.12."""
+    if sys.version_info >= (3, 13):
+        raise Skipped(f"Open WebUI needs Python 3.11 or 3.12; this is {sys.version.split()[0]}")
+    python = python_environment("open-webui", HERE / "requirements-open-webui.txt")
+    run([python, str(HERE / "open_webui.py")], OPENAI_BASE_URL=url)
 
 
 def test_javascript(url: str) -> None:

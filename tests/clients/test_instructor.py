@@ -10,6 +10,7 @@ import openai
 import pytest
 from instructor.core.exceptions import IncompleteOutputException, InstructorRetryException
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from slots import Slots
 
 READ = {"total": "10.85", "date": "2026-03-14"}
 
@@ -114,7 +115,7 @@ def test_the_asynchronous_client(url: str, model: str, receipt_url: str) -> None
     assert asyncio.run(ask()).model_dump() == READ
 
 
-def test_giving_up_frees_the_slot(url: str, model: str, slots: Any) -> None:
+def test_giving_up_frees_the_slot(url: str, model: str, slots: Slots) -> None:
     """A synchronous stream is read to its end before instructor shows anything of it: none can be left."""
 
     class Story(BaseModel):

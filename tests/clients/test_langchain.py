@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ConfigDict, Field
+from slots import Slots
 
 WEATHER = "What is the weather in Rome?"
 CAPITAL = "What is the capital of France?"
@@ -153,7 +154,7 @@ def test_structured_output_in_a_stream(chat: ChatOpenAI, receipt_url: str) -> No
     )
 
 
-def test_leaving_a_stream_frees_its_slot(chat: ChatOpenAI, slots: Any) -> None:
+def test_leaving_a_stream_frees_its_slot(chat: ChatOpenAI, slots: Slots) -> None:
     with slots.freed():
         stream = chat.stream("hello", extra_body={"ignore_eos": True})
         assert next(stream) is not None

@@ -9,6 +9,7 @@ from typing import Any
 import litellm
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from slots import Slots
 
 
 class Receipt(BaseModel):
@@ -105,7 +106,7 @@ def test_a_pydantic_model_as_the_form(how: dict[str, Any], receipt_url: str) -> 
     )
 
 
-def test_leaving_a_stream_frees_its_slot(how: dict[str, Any], slots: Any) -> None:
+def test_leaving_a_stream_frees_its_slot(how: dict[str, Any], slots: Slots) -> None:
     async def leave() -> None:
         stream = await litellm.acompletion(
             **how, messages=says("hello"), stream=True, extra_body={"ignore_eos": True}

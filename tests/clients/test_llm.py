@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from slots import Slots
 
 MODELS = """
 - model_id: kaminari
@@ -107,7 +107,7 @@ def test_tools_are_shown(llm: Llm) -> None:
     llm.ask("--functions", TOOL, "What is the capital of France?")
 
 
-def test_control_c_frees_the_slot(llm: Llm, slots: Any) -> None:
+def test_control_c_frees_the_slot(llm: Llm, slots: Slots) -> None:
     endless = json.dumps({END_OF_TURN: -100})
     with slots.freed():
         program = llm.start("prompt", "--model", "kaminari", "--option", "logit_bias", endless, "hello")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import openai
 import pytest
 
 from kaminari.engine.errors import QueueFull
 from kaminari.engine.events import Delta, Failed
+from kaminari.openai_api.errors import LOADING_RETRY_SECONDS, QUEUE_RETRY_SECONDS
 from tests.openai_api.fake_engine import INFO, FakeEngine, endless, says
 from tests.openai_api.harness import HI, serving
 
@@ -122,6 +126,48 @@ def test_errors_map_to_the_classes_of_the_sdk() -> None:
             create(model=INFO.model, messages=HI)
         assert full.value.status_code == 503
         assert full.value.code == "queue_full"
+
+
+async def test_a_full_queue_is_retried_after_the_time_that_the_server_names() -> None:
+    """Whole and streamed; the SDK's own first wait would be half a second, the server asks for one."""
+    engine = FakeEngine()
+    refusals = iter([QueueFull, QueueFull])
+
+    def refuse_twice() -> None:
+        for refusal in refusals:
+            raise refusal
+
+    engine.submit_hook = refuse_twice
+    with serving(engine) as running:
+        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+            create = client.chat.completions.create
+            began = time.monotonic()
+            answer, stream = await asyncio.gather(
+                create(model=INFO.model, messages=HI), create(model=INFO.model, messages=HI, stream=True)
+            )
+            assert time.monotonic() - began >= QUEUE_RETRY_SECONDS
+            assert answer.choices[0].message.content == TEXT
+            assert "".join([c.choices[0].delta.content or "" async for c in stream]) == TEXT
+    assert len(engine.params) == 2
+
+
+def test_a_loading_server_is_waited_for() -> None:
+    """503 while the model loads, then an answer: one call of a client that began too early."""
+    engine = FakeEngine()
+    with serving(None) as running:
+        waits: list[float] = []
+
+        def attach(response: httpx.Response) -> None:
+            if response.status_code == 503:
+                waits.append(float(response.headers["retry-after"]))
+                response.headers["retry-after-ms"] = "1"
+                running.lifecycle.attach(engine)
+
+        http = httpx.Client(event_hooks={"response": [attach]})
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", http_client=http) as client:
+            answer = client.chat.completions.create(model=INFO.model, messages=HI)
+        assert answer.choices[0].message.content == TEXT
+        assert waits == [LOADING_RETRY_SECONDS]
 
 
 def test_a_fault_in_a_stream_reaches_the_reader_as_an_error() -> None:
