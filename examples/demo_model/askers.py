@@ -15,17 +15,22 @@ Ask = Callable[[Sample], str]
 MOST_TOKENS = 256
 
 
+def conversation(sample: Sample) -> Conversation:
+    """The sample up to its last question."""
+    pictures = tuple(PicturePart(drawing.image) for drawing in sample.drawings)
+    messages: list[Message] = []
+    for number, turn in enumerate(sample.turns):
+        shown = pictures if number == 0 else ()
+        messages.append(Message(Role.USER, (*shown, TextPart(turn.question))))
+        messages.append(Message.text(Role.ASSISTANT, turn.answer))
+    return Conversation(tuple(messages[:-1]))
+
+
 def engine_asker(engine: Engine) -> Ask:
     """Ask an engine. What it raises is raised: `RequestError`, `EngineFault`, `EngineUnavailable`."""
 
     def ask(sample: Sample) -> str:
-        pictures = tuple(PicturePart(drawing.image) for drawing in sample.drawings)
-        messages: list[Message] = []
-        for number, turn in enumerate(sample.turns):
-            shown = pictures if number == 0 else ()
-            messages.append(Message(Role.USER, (*shown, TextPart(turn.question))))
-            messages.append(Message.text(Role.ASSISTANT, turn.answer))
-        prompt = engine.prepare(Conversation(tuple(messages[:-1])))
+        prompt = engine.prepare(conversation(sample))
         params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
         return collect(engine.submit(prompt, params)).text
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from examples.demo_model import phrases, strings
 from examples.demo_model.asking import put
 from examples.demo_model.canvas import Canvas
 from examples.demo_model.fonts import Font
-from examples.demo_model.sample import Drawing, Sample, Turn
+from examples.demo_model.sample import Drawing, Quote, Sample, Turn
 from examples.demo_model.style import Style
 
 WIDTH = 256
@@ -18,13 +19,18 @@ MARGIN = 3
 
 def line(rng: Random, style: Style) -> Sample:
     drawing = draw_line(rng, style)
+    return Sample("line", style.name, (drawing,), (ask_line(rng, drawing),))
+
+
+def ask_line(rng: Random, drawing: Drawing) -> Turn:
     question, _ = put(rng, phrases.READ)
-    return Sample("line", style.name, (drawing,), (Turn(question, drawing.runs[0].text),))
+    text = drawing.runs[0].text
+    return Turn(question, text, (Quote(0, len(text), 0),))
 
 
-def draw_line(rng: Random, style: Style) -> Drawing:
-    """256 by 32 or 64 pixels, with all of the text's ink inside."""
-    height = rng.choice(HEIGHTS)
+def draw_line(rng: Random, style: Style, heights: Sequence[int] = HEIGHTS) -> Drawing:
+    """256 pixels wide and as high as one of `heights`, with all of the text's ink inside."""
+    height = rng.choice(heights)
     while True:
         font = Font(rng.choice(style.fonts), rng.choice(style.line_sizes))
         text = strings.line(rng, style)

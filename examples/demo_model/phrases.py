@@ -123,6 +123,7 @@ STORES = (
     "TOY WORLD",
     "GARDEN CO",
 )
+SYSTEM = ("You are a helpful assistant.", "You are Kaminari, a small demo model.", "Answer briefly.")
 
 CAPITALS = {
     "France": "Paris",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -11,7 +11,7 @@ from examples.demo_model import phrases, strings
 from examples.demo_model.asking import put
 from examples.demo_model.canvas import Canvas
 from examples.demo_model.fonts import Font
-from examples.demo_model.sample import Drawing, Sample, Turn
+from examples.demo_model.sample import Drawing, Quote, Sample, Turn
 from examples.demo_model.style import Style
 
 WIDTH = 256
@@ -38,8 +38,22 @@ class Receipt:
         return ((self.store, ""), *date, *self.items, (self.total_label, self.total))
 
     @property
+    def runs(self) -> tuple[str, ...]:
+        """The texts in the order in which they are drawn."""
+        return tuple(text for row in self.rows for text in row if text)
+
+    @property
     def text(self) -> str:
         return "\n".join(f"{left} {right}".rstrip() for left, right in self.rows)
+
+    def quote_date(self, start: int) -> Quote:
+        return Quote(start, len(self.date or ""), 1, len(self.date_label))
+
+    def quote_price(self, item: int) -> Quote:
+        return Quote(0, len(self.items[item][1]), (1 if self.date is None else 2) + 2 * item + 1)
+
+    def quote_total(self, start: int) -> Quote:
+        return Quote(start, len(self.total), len(self.runs) - 1)
 
 
 def write_receipt(rng: Random, style: Style, dated: bool) -> Receipt:
@@ -67,12 +81,14 @@ def _store(rng: Random, style: Style) -> str:
     return " ".join(style.word(rng).upper() for _ in range(rng.randint(1, 2)))
 
 
-def draw_receipt(rng: Random, style: Style, dated: bool) -> tuple[Receipt, Drawing]:
+def draw_receipt(
+    rng: Random, style: Style, dated: bool, heights: Sequence[int] = HEIGHTS
+) -> tuple[Receipt, Drawing]:
     """Draw a receipt in one font, with prices in a column or behind the names, all of its ink inside."""
     while True:
         receipt = write_receipt(rng, style, dated)
         font = Font(rng.choice(style.fonts), rng.choice(style.receipt_sizes))
-        height = rng.choice(HEIGHTS)
+        height = rng.choice(heights)
         pitch = int(font.height * rng.uniform(1.0, 1.3))
         inner = WIDTH - rng.randint(8, 20)
         column = inner if rng.random() < 0.7 else None
@@ -97,22 +113,47 @@ def draw_receipt(rng: Random, style: Style, dated: bool) -> tuple[Receipt, Drawi
     return receipt, canvas.finish()
 
 
+def _ask_text(rng: Random, receipt: Receipt) -> Turn:
+    quotes, start = [], 0
+    for number, text in enumerate(receipt.runs):
+        quotes.append(Quote(start, len(text), number))
+        start += len(text) + 1
+    return Turn(put(rng, phrases.READ)[0], receipt.text, tuple(quotes))
+
+
+def _ask_total(rng: Random, receipt: Receipt) -> Turn:
+    return Turn(put(rng, phrases.TOTAL)[0], receipt.total, (receipt.quote_total(0),))
+
+
+def _ask_date(rng: Random, receipt: Receipt) -> Turn:
+    return Turn(put(rng, phrases.DATE)[0], receipt.date or "", (receipt.quote_date(0),))
+
+
+def _ask_store(rng: Random, receipt: Receipt) -> Turn:
+    return Turn(put(rng, phrases.STORE)[0], receipt.store, (Quote(0, len(receipt.store), 0),))
+
+
 def _ask_price(rng: Random, receipt: Receipt) -> Turn:
-    name, price = rng.choice(receipt.items)
+    item = rng.choice(range(len(receipt.items)))
+    name, price = receipt.items[item]
     question, _ = put(rng, phrases.PRICE)
-    return Turn(question.format(name if rng.random() < 0.5 else name.lower()), price)
+    asked = question.format(name if rng.random() < 0.5 else name.lower())
+    return Turn(asked, price, (receipt.quote_price(item),))
 
 
 def _ask_json(rng: Random, receipt: Receipt) -> Turn:
     answer = json.dumps({"total": receipt.total, "date": receipt.date}, ensure_ascii=False)
-    return Turn(put(rng, phrases.JSON)[0], answer)
+    quotes = [receipt.quote_total(answer.index(receipt.total))]
+    if receipt.date is not None:
+        quotes.append(receipt.quote_date(answer.rindex(receipt.date)))
+    return Turn(put(rng, phrases.JSON)[0], answer, tuple(quotes))
 
 
 QUESTIONS: dict[str, Callable[[Random, Receipt], Turn]] = {
-    "receipt": lambda rng, receipt: Turn(put(rng, phrases.READ)[0], receipt.text),
-    "total": lambda rng, receipt: Turn(put(rng, phrases.TOTAL)[0], receipt.total),
-    "date": lambda rng, receipt: Turn(put(rng, phrases.DATE)[0], receipt.date or ""),
-    "store": lambda rng, receipt: Turn(put(rng, phrases.STORE)[0], receipt.store),
+    "receipt": _ask_text,
+    "total": _ask_total,
+    "date": _ask_date,
+    "store": _ask_store,
     "price": _ask_price,
     "json": _ask_json,
 }

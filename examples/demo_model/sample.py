@@ -32,9 +32,26 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
+class Quote:
+    """A stretch of an answer that stands in the first picture.
+
+    start, length:  of the stretch, in characters of the answer
+    run, offset:    the drawing's run that it is copied from, and where in that run's text it begins
+    """
+
+    start: int
+    length: int
+    run: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
+    """`quotes` tell a training where the answer is read; there are none where it is not read by letters."""
+
     question: str
     answer: str
+    quotes: tuple[Quote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ CORNERS: dict[str, list[tuple[float, float]]] = {
 }  # fmt: skip
 
 
-def _questions(rng: Random, thing: Thing) -> list[Turn]:
+def ask(rng: Random, thing: Thing) -> list[Turn]:
     """Ask for shape and colour, for the colour, and for the shape, in any order."""
     color, shape = phrases.COLORS[thing.color], phrases.SHAPES[thing.shape]
     answers = (
@@ -105,33 +105,36 @@ def _questions(rng: Random, thing: Thing) -> list[Turn]:
 
 def shape(rng: Random, style: Style) -> Sample:
     thing, drawing = draw_thing(rng, rng.choice(SIDES))
-    return Sample("shape", style.name, (drawing,), tuple(_questions(rng, thing)[:1]))
+    return Sample("shape", style.name, (drawing,), tuple(ask(rng, thing)[:1]))
 
 
 def follow_up(rng: Random, style: Style) -> Sample:
     """A second question about the same picture."""
     thing, drawing = draw_thing(rng, rng.choice(SIDES))
-    return Sample("follow-up", style.name, (drawing,), tuple(_questions(rng, thing)[:2]))
+    return Sample("follow-up", style.name, (drawing,), tuple(ask(rng, thing)[:2]))
 
 
 def two_pictures(rng: Random, style: Style) -> Sample:
-    """Describe both, or compare them, or tell one of them."""
     side = rng.choice(SIDES)
     (first, drawing), (second, other) = draw_thing(rng, side), draw_thing(rng, side)
+    return Sample("two pictures", style.name, (drawing, other), (ask_both(rng, first, second),))
+
+
+def ask_both(rng: Random, first: Thing, second: Thing) -> Turn:
+    """Describe both, or compare them, or tell one of them."""
     question, in_spanish = put(rng, phrases.BOTH)
     described = (
         f"primero: {first.spanish}, segundo: {second.spanish}"
         if in_spanish
         else f"first: {first.english}, second: {second.english}"
     )
-    turn = Turn(question, described)
-    if rng.random() < 0.5:
-        turn = rng.choice(
-            (
-                Turn("Which color is the first one?", first.color),
-                Turn("What color is the second one?", second.color),
-                Turn("Are they the same color?", "Yes." if first.color == second.color else "No."),
-                Turn("Are they the same shape?", "Yes." if first.shape == second.shape else "No."),
-            )
+    if rng.random() >= 0.5:
+        return Turn(question, described)
+    return rng.choice(
+        (
+            Turn("Which color is the first one?", first.color),
+            Turn("What color is the second one?", second.color),
+            Turn("Are they the same color?", "Yes." if first.color == second.color else "No."),
+            Turn("Are they the same shape?", "Yes." if first.shape == second.shape else "No."),
         )
-    return Sample("two pictures", style.name, (drawing, other), (turn,))
+    )

@@ -1,6 +1,7 @@
 """How pictures of text are drawn: in which fonts and sizes, with which words and figures.
 
-One style is for training; the others each change one thing, so that an evaluation can say what it costs.
+The styles of an evaluation each change one thing of the usual, so that it can say what that costs; none of
+them is trained on. The styles of a training dwell on what is hard to read.
 """
 
 from __future__ import annotations
@@ -38,12 +39,17 @@ def _everyday(rng: Random) -> str:
     return words.listed_word(rng, words.everyday())
 
 
-def _listed(rng: Random) -> str:
-    return words.listed_word(rng, words.everyday() + words.dictionary())
+def _trained(rng: Random, random_letters: float = 0.1) -> str:
+    """Dictionaries have a hundred times as many words, but the everyday ones are what the demo is shown."""
+    everyday = rng.random() < 0.35 or not words.dictionary()
+    return words.listed_word(rng, words.everyday() if everyday else words.dictionary(), random_letters)
+
+
+def _spelled(rng: Random) -> str:
+    return _trained(rng, random_letters=0.5)
 
 
 USUAL = Style("usual", fonts.present(fonts.TRAINING), _everyday)
-TRAINING = replace(USUAL, name="training", word=_listed)
 OTHER_WORDS = replace(USUAL, name="made-up words", word=words.made_up_word, familiar=False)
 OTHER_SIZES = replace(
     USUAL, name="other sizes", line_sizes=(14, 15, 30, 31, 32), receipt_sizes=(14, 15, 21, 22)
@@ -51,3 +57,18 @@ OTHER_SIZES = replace(
 OTHER_FONTS = replace(USUAL, name="other fonts", fonts=fonts.present(fonts.HELD_OUT))
 FREE_TOTALS = replace(USUAL, name="free totals", free_totals=True)
 PILLOW_18 = replace(USUAL, name="Pillow 18 px", fonts=(fonts.PILLOW,), line_sizes=(18,), receipt_sizes=(18,))
+
+# Pillow's own font is in every place that draws for the demo, so it comes twice as often
+TRAINING = replace(USUAL, name="training", fonts=(fonts.PILLOW, *USUAL.fonts), word=_trained)
+TRAINING_FREE = replace(TRAINING, name="training, free totals", free_totals=True)
+TRAINING_SPELLED = replace(TRAINING_FREE, name="training, spelled", word=_spelled, familiar=False)
+TRAINING_PILLOW = replace(
+    TRAINING_FREE, name="training, Pillow 18 px", fonts=(fonts.PILLOW,), line_sizes=(18,), receipt_sizes=(18,)
+)
+# how often, and which
+TRAINED: tuple[tuple[float, Style], ...] = (
+    (4, TRAINING),
+    (3, TRAINING_FREE),
+    (2, TRAINING_SPELLED),
+    (1, TRAINING_PILLOW),
+)

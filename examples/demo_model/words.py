@@ -5,6 +5,7 @@ Training may draw from both lists. A made-up word is in no list, so whoever read
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ACCENTED = "áéíóúñü"
 SHORTEST, LONGEST = 2, 9
 
+_DATA_FOLDERS = os.environ.get("XDG_DATA_DIRS", "/usr/local/share:/usr/share").split(":")
 _DICTIONARIES = tuple(
-    Path("/usr/share/dict") / name
+    Path(folder) / "dict" / name
+    for folder in _DATA_FOLDERS
     for name in ("american-english-small", "american-english", "spanish", "words")
 )
 _CONSONANTS = (
@@ -65,9 +68,9 @@ def _is_plain(word: str) -> bool:
     return all(letter in LETTERS + ACCENTED for letter in word.lower())
 
 
-def listed_word(rng: Random, words: Sequence[str]) -> str:
-    """A word of the list, or now and then two to seven letters at random."""
-    if rng.random() < 0.1:
+def listed_word(rng: Random, words: Sequence[str], random_letters: float = 0.1) -> str:
+    """A word of the list, or with that probability two to seven letters at random."""
+    if rng.random() < random_letters:
         return "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 7)))
     return rng.choice(words)
 
