@@ -11,13 +11,12 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from kaminari.engine.params import MAX_TOP_LOGPROBS
+from kaminari.engine.tool_checks import MAX_TOOLS
 from kaminari.openai_api.schemas.answer_format import AnyResponseFormat, StructuredOutputs
 from kaminari.openai_api.schemas.base import Ignored, not_supported, problem
 from kaminari.openai_api.schemas.generation import GenerationFields
 from kaminari.openai_api.schemas.messages import Messages
 from kaminari.openai_api.schemas.tools import AnyChoice, FunctionTool
-
-MAX_TOOLS = 128
 
 
 class ChatRequest(GenerationFields):

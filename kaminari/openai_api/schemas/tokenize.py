@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, model_validator
 
+from kaminari.engine.tool_checks import MAX_TOOLS
 from kaminari.openai_api.schemas.base import Ignored, Schema, problem
-from kaminari.openai_api.schemas.chat import MAX_TOOLS
 from kaminari.openai_api.schemas.completions import is_ids
 from kaminari.openai_api.schemas.messages import Messages
 from kaminari.openai_api.schemas.tools import AnyChoice, FunctionTool
