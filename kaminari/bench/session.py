@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence
 
+from kaminari.engine.drawn import Undrawn
 from kaminari.engine.loading import LoadedModel
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
@@ -44,9 +44,9 @@ class Session:
         while not self.tokens[0]:
             work = self._scheduler.plan().work
             assert isinstance(work, PrefillChunk)
-            drawn = self._runner.prefill(work)
-            if drawn is not None:
-                self._keep([(each.choice, each.token) for each in drawn.collect()])
+            undrawn = self._runner.prefill(work)
+            if undrawn is not None:
+                self._keep(undrawn)
         return time.perf_counter() - began
 
     def narrow(self, rows: int) -> None:
@@ -66,16 +66,15 @@ class Session:
             rows = self._scheduler.plan().decode
             if not rows:
                 raise ValueError(f"the slots hold no more than {self._capacity} tokens")
-            drawn = self._runner.decode(rows)
-            self._keep([(each.choice, each.token) for each in drawn.collect()])
+            self._keep(self._runner.decode(rows))
             seconds.append(time.perf_counter() - began)
         return seconds
 
-    def _keep(self, drawn: Sequence[tuple[int, int | None]]) -> None:
-        for choice, token in drawn:
-            if token is None:
+    def _keep(self, undrawn: Undrawn) -> None:
+        for drawn in self._runner.draw(undrawn, undrawn.rows).collect():
+            if drawn.token is None:
                 raise FloatingPointError("the model's logits are not finite")
-            self.tokens[choice].append(token)
+            self.tokens[drawn.choice].append(drawn.token)
 
     def _leave(self) -> None:
         if self._job:
