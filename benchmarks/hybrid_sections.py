@@ -55,6 +55,7 @@ def measure_prefill(
             seconds = in_turns(sides, rounds if tokens == shortest else 1)
         gc.collect()
         speeds = [tokens / each for each in seconds]
+        console.print(f"{tokens} tokens:", ", ".join(f"{each:.1f} s" for each in seconds))
         predicted = tokens / (prefill_flops(sizes, tokens) / rate)
         figures[str(tokens)] = {
             "kaminari": speeds[0],
