@@ -23,6 +23,7 @@ import torch
 import transformers
 from rich.console import Console
 
+from benchmarks.clock import count_cpu_time
 from benchmarks.hybrid_sections import (
     DECODE_PROMPT,
     Results,
@@ -40,6 +41,8 @@ from kaminari.engine.placement import multiplies_bfloat16
 def main(argv: Sequence[str]) -> int:
     args = _parse(argv)
     torch.set_num_threads(args.threads)
+    if args.cpu_time:
+        count_cpu_time()
     console = Console()
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
     console.print(f"{args.dtype}, {args.threads} threads, {_cpu_model()}")
@@ -102,6 +105,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--chunk", type=int, default=512, help="kaminari's prefill chunk; the service's default"
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="CPU seconds, where others share the cores")
     native = "bfloat16" if multiplies_bfloat16(CPU) else "float32"
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=native)
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -110,6 +114,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no checkpoint in {args.folder}")
     if not (args.prefill or args.components or args.scan or args.decode or args.picture):
         parser.error("nothing to measure; name a section")
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time takes --threads 1")
     if min([*args.prefill, args.components or 1, args.chunk, args.threads, args.rounds]) < 1:
         parser.error("token counts, chunk, threads and rounds are at least 1")
     return args
