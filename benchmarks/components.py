@@ -6,7 +6,6 @@ copies and Python.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen3_5 import modeling_qwen3_5 as reference
 
+from benchmarks.clock import now
 from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.hybrid import delta_net, text
 from kaminari.model.layers import ZeroCentredRMSNorm
@@ -63,10 +63,10 @@ def timed(parts: tuple[tuple[Any, str, str], ...]) -> Iterator[Counter[str]]:
 
 def _timer(function: Callable[..., Any], part: str, seconds: Counter[str]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+        start = now()
         try:
             return function(*args, **kwargs)
         finally:
-            seconds[part] += time.perf_counter() - start
+            seconds[part] += now() - start
 
     return run

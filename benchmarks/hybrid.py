@@ -16,13 +16,14 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import transformers
 from rich.console import Console
 
+from benchmarks.clock import count_cpu_time
 from benchmarks.hybrid_sections import (
     DECODE_PROMPT,
     Results,
@@ -40,42 +41,42 @@ from kaminari.engine.placement import multiplies_bfloat16
 def main(argv: Sequence[str]) -> int:
     args = _parse(argv)
     torch.set_num_threads(args.threads)
+    if args.cpu_time:
+        count_cpu_time()
     console = Console()
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
     console.print(f"{args.dtype}, {args.threads} threads, {_cpu_model()}")
-    results: Results = {"machine": describe_machine(args), "command": " ".join(argv[1:])}
+    options = {name: value for name, value in vars(args).items() if name not in ("folder", "json")}
+    results: Results = {"machine": describe_machine(), "options": options}
     with torch.inference_mode():
         ours = Ours(args.folder, dtype, max([*args.prefill, DECODE_PROMPT]) + 64, args.chunk)
         theirs = Theirs(args.folder, dtype)
         for side in (ours, theirs):
             side.prefill(random_prompt(64))
-        if args.prefill:
-            results["prefill"] = measure_prefill(
+        sections: dict[str, Callable[[], Results]] = {
+            "scan": lambda: measure_scan(ours.model._sizes, console),
+            "decode": lambda: measure_decode(ours, theirs, console),
+            "picture": lambda: measure_picture(ours, theirs, args.folder, console),
+            "components": lambda: measure_components(ours, theirs, args.components, console),
+            "prefill": lambda: measure_prefill(
                 ours, theirs, args.prefill, args.rounds, args.as_shipped, console
-            )
-        if args.components:
-            results["components"] = measure_components(ours, theirs, args.components, console)
-        if args.scan:
-            results["scan"] = measure_scan(ours.model._sizes, console)
-        if args.decode:
-            results["decode"] = measure_decode(ours, theirs, console)
-        if args.picture:
-            results["picture"] = measure_picture(ours, theirs, args.folder, console)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            ),
+        }
+        for name, measure in sections.items():
+            if getattr(args, name):
+                results[name] = measure()
+                if args.json:
+                    args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def describe_machine(args: argparse.Namespace) -> Results:
+def describe_machine() -> Results:
     """What the figures depend on; nothing that names the machine."""
     return {
         "cpu": _cpu_model(),
-        "threads": args.threads,
-        "dtype": args.dtype,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
-        "prefill_chunk": args.chunk,
     }
 
 
@@ -104,6 +105,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--chunk", type=int, default=512, help="kaminari's prefill chunk; the service's default"
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="CPU seconds, where others share the cores")
     native = "bfloat16" if multiplies_bfloat16(CPU) else "float32"
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=native)
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -112,6 +114,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no checkpoint in {args.folder}")
     if not (args.prefill or args.components or args.scan or args.decode or args.picture):
         parser.error("nothing to measure; name a section")
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time takes --threads 1")
     if min([*args.prefill, args.components or 1, args.chunk, args.threads, args.rounds]) < 1:
         parser.error("token counts, chunk, threads and rounds are at least 1")
     return args

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     torch_recurrent_gated_delta_rule,
 )
 
+from benchmarks.clock import now
 from benchmarks.components import OURS, THEIRS, timed
 from benchmarks.sides import Ours, Theirs
 from kaminari.model.family import PictureBudget, find_family
@@ -55,6 +55,7 @@ def measure_prefill(
             seconds = in_turns(sides, rounds if tokens == shortest else 1)
         gc.collect()
         speeds = [tokens / each for each in seconds]
+        console.print(f"{tokens} tokens:", ", ".join(f"{each:.1f} s" for each in seconds))
         predicted = tokens / (prefill_flops(sizes, tokens) / rate)
         figures[str(tokens)] = {
             "kaminari": speeds[0],
@@ -85,9 +86,9 @@ def measure_components(ours: Ours, theirs: Theirs, tokens: int, console: Console
     parts: Results = {}
     for name, side, owners in (("kaminari", ours, OURS), ("transformers", theirs, THEIRS)):
         with console.status(f"parts of {name}"), timed(owners) as seconds:
-            start = time.perf_counter()
+            start = now()
             side.prefill(ids)
-            whole = time.perf_counter() - start
+            whole = now() - start
         parts[name] = {**seconds, "rest": whole - sum(seconds.values()), "whole": whole}
     for part in parts["kaminari"]:
         cells = [(parts[name][part], parts[name]["whole"]) for name in parts]
@@ -192,9 +193,9 @@ def in_turns(sides: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
     seconds: list[list[float]] = [[] for _ in sides]
     for _ in range(rounds):
         for place, side in enumerate(sides):
-            start = time.perf_counter()
+            start = now()
             side()
-            seconds[place].append(time.perf_counter() - start)
+            seconds[place].append(now() - start)
     return [statistics.median(each) for each in seconds]
 
 
