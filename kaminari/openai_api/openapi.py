@@ -135,8 +135,9 @@ def _answer(operation: Operation) -> Json:
 
 
 def _event(model: type[BaseModel]) -> Json:
-    """An event as OpenAPI 3.2 and its tools see one: an object, whose data is JSON or `[DONE]` here."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(model)}
+    """An event as OpenAPI 3.2 and its tools see one: an object, whose data is JSON or the end."""
+    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(model)}
+    data = {"anyOf": [{"const": "[DONE]"}, chunk]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
@@ -180,7 +181,10 @@ def _schemas() -> Json:
 
 
 def _allow_nulls(schema: Json) -> None:
-    """In a request null is the same as absent, which the types of the fields do not say."""
+    """In a request null is the same as absent, which the types of the fields do not say. So an unknown field
+    may be there too, if it is null.
+    """
+    schema["additionalProperties"] = _NULL
     for name, described in schema["properties"].items():
         if name in schema.get("required", ()):
             continue

@@ -68,7 +68,7 @@ async def test_the_chat_request_has_every_field_and_refuses_others() -> None:
     schema = (await fetch())["components"]["schemas"]["ChatRequest"]
     assert set(schema["properties"]) == set(ChatRequest.model_fields)
     assert schema["required"] == ["messages"]
-    assert schema["additionalProperties"] is False
+    assert schema["additionalProperties"] == {"type": "null"}
     roles = references(schema["properties"]["messages"])
     assert {name.rsplit("/", 1)[1] for name in roles} == {
         "SystemMessage",
@@ -102,7 +102,9 @@ async def test_every_schema_is_one_and_takes_its_own_defaults() -> None:
 async def test_a_field_that_may_be_absent_may_be_null() -> None:
     components = (await fetch())["components"]
     requests = [
-        schema for schema in components["schemas"].values() if schema.get("additionalProperties") is False
+        schema
+        for schema in components["schemas"].values()
+        if schema.get("additionalProperties") == {"type": "null"}
     ]
     assert len(requests) > 10
     for schema in requests:
@@ -110,6 +112,17 @@ async def test_a_field_that_may_be_absent_may_be_null() -> None:
             validator = jsonschema.Draft202012Validator({**described, "components": components})
             if name not in schema.get("required", ()):
                 assert validator.is_valid(None), (schema["title"], name)
+
+
+async def test_a_stream_is_described_as_its_events() -> None:
+    document = await fetch()
+    for path, chunk in ((CHAT, "ChatCompletionChunk"), ("/v1/completions", "TextCompletion")):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        event = content["text/event-stream"]["schema"]
+        end, piece = event["properties"]["data"]["anyOf"]
+        assert end == {"const": "[DONE]"}
+        assert piece["contentSchema"] == {"$ref": f"#/components/schemas/{chunk}"}
+        assert (piece["type"], piece["contentMediaType"]) == ("string", "application/json")
 
 
 async def test_keys_are_described_where_they_are_needed() -> None:
