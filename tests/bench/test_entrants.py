@@ -116,14 +116,15 @@ def test_longer_tiers_are_held_to_the_prediction(
 def test_the_vision_suite_gives_both_the_same_patches(
     checkpoint: Callable[[str], Path], variant: str
 ) -> None:
-    bench = bench_of(checkpoint(variant), Options(rounds=1, pictures=(12,), hf=True))
+    # a picture of 4 tokens is not sliced: older references take all slices to be of one size
+    bench = bench_of(checkpoint(variant), Options(rounds=1, pictures=(4,), hf=True))
     vision.run(bench)
     ours, theirs = bench.recorder.figures(LIMITS)
     assert (ours.entrant, theirs.entrant) == (OURS, "hf")
     assert ours.case == theirs.case
     tokens = ours.case["tokens"]
     assert isinstance(tokens, int)
-    assert 1 <= tokens <= 12
+    assert 1 <= tokens <= 4
     assert ours.floor is not None
 
 
