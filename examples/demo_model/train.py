@@ -41,9 +41,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, default=DEMO, help="folder with config and tokenizer (the demo)"
     )
-    parser.add_argument(
-        "--steps", type=int, default=4000, help="train until this many more than at the start"
-    )
+    parser.add_argument("--steps", type=int, default=4000, help="steps of the whole run (4000)")
     parser.add_argument("--tiles", type=int, default=0, help="first steps on tiles of text alone (0)")
     parser.add_argument(
         "--cool-down", type=int, default=0, help="last steps, with a falling learning rate (0)"

@@ -36,9 +36,9 @@ MIXTURE = (
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    seed:          of everything that is drawn
-    tiles:         first steps that show tiles alone, so that the tower learns letters before any question
-    schedule:      of the learning rate
+    seed:      of everything that is drawn
+    tiles:     first steps that show tiles alone, so that the tower learns letters before any question
+    schedule:  of the learning rate
     """
 
     seed: int
@@ -64,7 +64,7 @@ def make_optimizer(network: nn.Module) -> AdamW:
 
 
 class Trainer:
-    """Owns nothing but the references to a network and its optimizer."""
+    """Takes steps by their number, so what a step shows does not depend on those before it."""
 
     def __init__(self, network: Network, optimizer: AdamW, scribe: Scribe, plan: Plan) -> None:
         self._network = network

@@ -27,16 +27,12 @@ def save_state(folder: Path, network: Network, optimizer: AdamW, step: int, firs
     """Keep what step `step` begins with. `first` is the step at which the optimizer began to gather."""
     tensors = {f"weights/{name}": tensor for name, tensor in network.state_dict().items()}
     for name, parameter in network.named_parameters():
-        for moment in _MOMENTS:
-            if (state := optimizer.state.get(parameter)) is not None:
-                tensors[f"{moment}/{name}"] = state[moment]
-    counts = {
-        f"updates/{name}": state["step"].reshape(1)
-        for name, parameter in network.named_parameters()
-        if (state := optimizer.state.get(parameter)) is not None
-    }
+        # a head that no batch has used yet has no moments
+        if (state := optimizer.state.get(parameter)) is not None:
+            tensors |= {f"{moment}/{name}": state[moment] for moment in _MOMENTS}
+            tensors[f"updates/{name}"] = state["step"].reshape(1)
     aside = folder / f"{FILE}.part"
-    save_file({**tensors, **counts}, aside, {"step": str(step), "first": str(first)})
+    save_file(tensors, aside, {"step": str(step), "first": str(first)})
     aside.replace(folder / FILE)
 
 
@@ -50,10 +46,9 @@ def load_state(folder: Path, network: Network, optimizer: AdamW) -> tuple[int, i
     _take_weights(network, tensors, folder / FILE)
     for name, parameter in network.named_parameters():
         if f"updates/{name}" in tensors:
-            optimizer.state[parameter] = {
-                "step": tensors[f"updates/{name}"].reshape(()),
-                **{moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in _MOMENTS},
-            }
+            kept = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+            kept["step"] = tensors[f"updates/{name}"].reshape(())
+            optimizer.state[parameter] = {key: part.to(parameter.device) for key, part in kept.items()}
     return step, first
 
 
