@@ -14,10 +14,10 @@ from kaminari.engine.loading import (
     ModelPlan,
     Progress,
     checkpoint_folder,
-    cpu_threads,
     load_model,
     plan_model,
 )
+from kaminari.engine.placement import cpu_threads
 from kaminari.model.family import find_family
 
 
@@ -85,7 +85,7 @@ def describe(settings: Settings, plan: ModelPlan) -> Subject:
         dtype=_spell(plan.dtypes.decoder),
         vision_dtype=_spell(plan.dtypes.vision),
         quantization="none",
-        threads=cpu_threads(settings),
+        threads=cpu_threads(settings.engine.threads, plan.footprint.weights),
         weight_bytes=plan.capacity.weight_bytes,
     )
 

@@ -125,7 +125,8 @@ class EngineSettings(Group):
         default=8, description="most choices (n) of one request; never more than there are slots"
     )
     threads: AutoCount = Field(
-        default="auto", description="CPU threads of the engine; auto: one per physical core that it may use"
+        default="auto",
+        description="CPU threads of the engine; auto: one per physical core, and one for a tiny model",
     )
     pipeline_depth: AutoDepth = Field(
         default="auto",

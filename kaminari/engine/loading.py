@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 import kaminari
@@ -17,7 +16,7 @@ from kaminari.engine.frontend import Frontend, PictureRules
 from kaminari.engine.info import EngineInfo
 from kaminari.engine.logit_table import logit_table_bytes
 from kaminari.engine.memory import available_memory
-from kaminari.engine.placement import Dtypes, resolve_device, resolve_dtypes
+from kaminari.engine.placement import Dtypes, cpu_threads, resolve_device, resolve_dtypes
 from kaminari.engine.sampling_table import SAMPLING_TABLE_BYTES
 from kaminari.model.family import (
     Family,
@@ -98,7 +97,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
     """
     plan = plan_model(settings)
     if plan.device.type == "cpu":
-        torch.set_num_threads(cpu_threads(settings))
+        torch.set_num_threads(cpu_threads(settings.engine.threads, plan.footprint.weights))
     frontend = Frontend(
         plan.folder, plan.prompt_format, picture_rules(settings.pictures), plan.capacity.context
     )
@@ -145,14 +144,6 @@ def pipeline_depth(settings: Settings, device: torch.device) -> int:
     if settings.engine.pipeline_depth != "auto":
         return settings.engine.pipeline_depth
     return 2 if device.type == "cuda" else 1
-
-
-def cpu_threads(settings: Settings) -> int:
-    if settings.engine.threads != "auto":
-        return settings.engine.threads
-    usable = len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else 0
-    cores = psutil.cpu_count(logical=False) or 1
-    return max(1, min(cores, usable or cores))
 
 
 def _spell(dtype: torch.dtype) -> str:

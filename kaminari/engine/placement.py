@@ -5,10 +5,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+import psutil
 import torch
 
 from kaminari.config import DeviceChoice, DtypeChoice, ModelSettings
+
+SHARED_FROM = 64 * 2**20
 
 
 class PlacementError(Exception):
@@ -67,6 +71,22 @@ def cpu_bfloat16_features() -> dict[str, bool]:
         "amx": _ask(getattr(torch.cpu, "_is_amx_tile_supported", None)),
         "arm_bf16": platform.machine().lower() in ("aarch64", "arm64") and _ask(_mkldnn_bf16()),
     }
+
+
+def cpu_threads(choice: int | Literal["auto"], weight_bytes: int) -> int:
+    """How many threads a model's steps share.
+
+    "auto" is one per physical core that this process may use, and one in all below `SHARED_FROM` bytes of
+    weights: so short a step gains nothing from a second thread, and where anything else wants the cores (the
+    server's own loop, a client), each of its many parts waits until every thread had its turn.
+    """
+    if choice != "auto":
+        return choice
+    if weight_bytes < SHARED_FROM:
+        return 1
+    usable = len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else 0
+    cores = psutil.cpu_count(logical=False) or 1
+    return max(1, min(cores, usable or cores))
 
 
 def _mkldnn_bf16() -> Callable[[], object] | None:

@@ -172,7 +172,8 @@ class ChunkFormatter:
         self._request = request
         self._wording = wording
         self._choices = request.n * len(prompts)
-        self._used = Usage(
+        self._made = 0
+        self._prompts = Usage(
             prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
             completion_tokens=0,
             image_tokens=sum(prompt.image_tokens for prompt in prompts),
@@ -199,8 +200,7 @@ class ChunkFormatter:
             unsent = self._unsent[event.choice]
             unsent.token_ids += event.token_ids
             unsent.logprobs += event.logprobs
-            made = self._used.completion_tokens + len(event.token_ids)
-            self._used = replace(self._used, completion_tokens=made)
+            self._made += len(event.token_ids)
             if event.text:
                 yield from self._piece(event)
         elif isinstance(event, ReasoningDelta | ToolCallDelta):
@@ -240,7 +240,7 @@ class ChunkFormatter:
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self._envelope.around(self._wording.chunk_kind, choices)
         if self._running_usage:
-            chunk["usage"] = usage_object(self._used)
+            chunk["usage"] = usage_object(replace(self._prompts, completion_tokens=self._made))
         elif self._with_usage:
             chunk["usage"] = None
         return chunk

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import platform
 
+import psutil
 import pytest
 import torch
 
 from kaminari.config import DeviceChoice, DtypeChoice, ModelSettings
 from kaminari.engine import placement
 from kaminari.engine.placement import (
+    SHARED_FROM,
     Dtypes,
     PlacementError,
     cpu_bfloat16_features,
+    cpu_threads,
     multiplies_bfloat16,
     resolve_device,
     resolve_dtypes,
@@ -90,6 +93,20 @@ def test_the_cpu_is_asked(monkeypatch: pytest.MonkeyPatch, native: bool) -> None
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert cpu_bfloat16_features()["avx512_bf16"] is native
     assert multiplies_bfloat16(CPU) is native
+
+
+def test_threads_are_the_cores_but_for_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        def cpu_affinity(self) -> list[int]:
+            return [0, 2, 4]
+
+    monkeypatch.setattr(psutil, "Process", Process)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 8)
+    assert cpu_threads("auto", SHARED_FROM) == 3, "no more than this process may use"
+    assert cpu_threads("auto", SHARED_FROM - 1) == 1
+    assert cpu_threads(5, 1) == cpu_threads(5, SHARED_FROM) == 5
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
+    assert cpu_threads("auto", SHARED_FROM) == 1
 
 
 def test_a_question_that_torch_no_longer_answers_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
