@@ -8,9 +8,9 @@
     </function>
     </tool_call>
 
-The parser makes JSON of the arguments as they come: a string's text is passed on as it is written, any other
-value once it is complete. Since nothing is escaped, `</parameter>` ends a value only where one of the tags
-follows that may follow it.
+The parser makes JSON of the arguments as they come: a string's text is passed on as it is written, unless it
+begins with a quote or a blank, and so may be a JSON string; any other value is passed on once it is complete.
+Since nothing is escaped, `</parameter>` ends a value only where one of the tags follows that may follow it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from kaminari.model.xml_tags import (
 )
 from kaminari.model.xml_values import STRING, SchemaTypes, Types, argument_json
 
+_MAY_QUOTE = ('"', *BLANKS)
 MAX_NAME = 256
 MAX_BLANKS = 16
 """How many blanks may stand between two tags where a value might still go on."""
@@ -120,7 +121,8 @@ class CallElement:
         self._given: set[str] = set()
         self._types: Types = None
         self._endings: tuple[Ending, ...] = ENDINGS
-        self._value: list[str] = []  # of a value that is no string
+        self._value: list[str] = []  # of a value that waits for its end
+        self._streams = False  # the value is passed on as it is written
         self._fresh = False  # nothing of the value was read
         self._arguments: list[str] = []
 
@@ -146,7 +148,7 @@ class CallElement:
             self._end_value()
         else:
             self._write(self._held)
-            if self._types != STRING:
+            if not self._streams:
                 self._arguments.append(json.dumps("".join(self._value), ensure_ascii=False)[:-1])
         return ""
 
@@ -186,12 +188,10 @@ class CallElement:
         return True
 
     def _begin_value(self, name: str) -> None:
-        self._at, self._fresh = _At.VALUE, True
+        self._at, self._fresh, self._streams = _At.VALUE, True, False
         self._types = self._signature.types(name)
         comma = ", " if self._given else "{"
         self._arguments.append(f"{comma}{json.dumps(name, ensure_ascii=False)}: ")
-        if self._types == STRING:
-            self._arguments.append('"')
         self._given.add(name)
         # Where the closing tag is missing, a parameter that may come next ends the value.
         following = (f"{PARAMETER_START}{other}>" for other in self._signature.names - self._given)
@@ -217,14 +217,17 @@ class CallElement:
         self._held = held
 
     def _write(self, text: str) -> None:
-        if self._types == STRING:
+        if self._types == STRING and text and not self._value and not self._streams:
+            self._streams = text[0] not in _MAY_QUOTE
+            self._arguments += ['"'] if self._streams else []
+        if self._streams:
             self._arguments.append(json.dumps(text, ensure_ascii=False)[1:-1])
         else:
             self._value.append(text)
 
     def _end_value(self) -> None:
         self._at, self._held = _At.BODY, ""
-        if self._types == STRING:
+        if self._streams:
             self._arguments.append('"')
         else:
             self._arguments.append(argument_json("".join(self._value), self._types))

@@ -48,7 +48,7 @@ _LOOKS = {
     "number": r"(?s:\s*-?[0-9].*)",
     "array": r"(?s:\s*\[.*)",
     "object": r"(?s:\s*\{.*)",
-    "string": r"(?s:\s*\".*)",
+    "string": r"(?s:\s*\"([^\"\\]|\\.)*\"\s*)",
 }
 # All values of a type; those of an array or an object are no regular language.
 _ALL_VALUES = {
@@ -92,7 +92,7 @@ class ValueSpeller:
                 texts.append(TextForm({"pattern": _ALL_VALUES[kind]}))
             else:
                 options.append(self._json({**leaf, "type": kind}))
-        mistaken = frozenset(_LOOKS) if types is None else types - {"string"}
+        mistaken = frozenset(_LOOKS) if types is None else types
         unlike = tuple(_LOOKS[kind] for kind in sorted(mistaken - free))
         texts += [TextForm(string, unlike) for string in strings]
         if texts:

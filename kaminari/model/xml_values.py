@@ -1,7 +1,8 @@
 """Values of parameters in XML calls: text without quotes, whose type only the tool's schema knows.
 
 A string is written as it is, anything else as JSON, and so the text of a value is read by the types that its
-schema allows. Text that is no value of these types is a string: nothing is lost, and the client decides.
+schema allows. Some models quote strings all the same: what is a JSON string as a whole is read as one. Text
+that is no value of these types is a string: nothing is lost, and the client decides.
 """
 
 from __future__ import annotations
@@ -22,16 +23,11 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def argument_json(text: str, types: Types) -> str:
-    """The JSON text of a value that a model wrote.
-
-    Where a schema says that it is a string, all of the text is the string, also quotes around it.
-    """
-    if types == STRING:
-        return json.dumps(text, ensure_ascii=False)
+    """The JSON text of a value that a model wrote."""
     word = text.strip(BLANKS)
     word = _PYTHON_WORDS.get(word, word)
     kinds = json_types(word)
-    if kinds and (types is None or "string" not in types or kinds & (types - STRING)):
+    if kinds == STRING or (kinds and (types is None or "string" not in types or kinds & (types - STRING))):
         return word
     return json.dumps(text, ensure_ascii=False)
 
