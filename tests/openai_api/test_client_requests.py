@@ -1,7 +1,7 @@
 """What real clients send, as it was captured, is accepted: a request that is refused here breaks that client.
 
-`tests/assets/client_requests.jsonl` has one body of each shape that the tests of `scripts/test --clients` send (pictures
-are one pixel); the versions are in docs/clients.md.
+`tests/assets/client_requests.jsonl` has one body of each shape that the tests of `scripts/test --clients`
+send, with pictures of one pixel; the versions are in docs/clients.md.
 """
 
 from __future__ import annotations
