@@ -70,7 +70,7 @@ def serving() -> Iterator[str]:
     """Run `kaminari serve` on the demo model; yield its base URL. Raises `RuntimeError` if it ends badly."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KAMINARI_")}
     command = [sys.executable, "-m", "kaminari", "serve", "--port", "0", "--slots", "4"]
-    command += ["--dtype", "float32", "--log-level", "warning"]
+    command += ["--dtype", "float32", "--threads", "1", "--log-level", "warning"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
