@@ -99,28 +99,29 @@ def _attend_row(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def _attend_in_products(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """As `_attend_row`, as two matrix products and a softmax per kv head and block of queries.
 
-    In bfloat16 on a CPU this is three times as fast as `scaled_dot_product_attention`, whose own small
-    products do not reach the processor's rate. Scores are rounded to bfloat16 before the softmax, as in the
-    reference's eager attention; sums and the softmax itself are float32.
+    In bfloat16 on a CPU this takes 0.5 to 0.8 of the time of `scaled_dot_product_attention`, whose own small
+    products do not reach the processor's rate. As there, scores and softmax are float32: a product in
+    bfloat16 would round the scores and take half of the time, at five times the error.
     """
     q_len, heads, head_dim = q.shape
     kv_heads, kv_len, _ = keys.shape
     group = heads // kv_heads
     grouped = q.view(q_len, kv_heads, group, head_dim)
+    wide_keys = keys.float()
     output = torch.empty_like(grouped)
     later = torch.ones(PRODUCT_QUERIES, PRODUCT_QUERIES, dtype=torch.bool).triu_(1)[:, None]
-    scratch = q.new_empty(2, min(PRODUCT_QUERIES, q_len) * group * kv_len)
+    scratch = wide_keys.new_empty(min(PRODUCT_QUERIES, q_len) * group * kv_len)
     for start in range(0, q_len, PRODUCT_QUERIES):
         block = grouped[start : start + PRODUCT_QUERIES]
         count = block.shape[0]
         seen = kv_len - q_len + start + count
-        scores, weights = (each[: count * group * seen].view(count * group, seen) for each in scratch)
+        scores = scratch[: count * group * seen].view(count * group, seen)
         for head in range(kv_heads):
-            rows = block[:, head].reshape(count * group, head_dim)
-            torch.addmm(scores, rows, keys[head, :seen].t(), beta=0, alpha=head_dim**-0.5, out=scores)
+            rows = block[:, head].reshape(count * group, head_dim).float()
+            torch.addmm(scores, rows, wide_keys[head, :seen].t(), beta=0, alpha=head_dim**-0.5, out=scores)
             own = scores.view(count, group, seen)[:, :, seen - count :]
             own.masked_fill_(later[:count, :, :count], -torch.inf)
-            torch.softmax(scores, dim=-1, out=weights)
+            weights = torch.softmax(scores, dim=-1).to(q.dtype)
             output[start : start + count, head] = (weights @ values[head, :seen]).view(count, group, head_dim)
     return output.view(q_len, heads, head_dim)
 

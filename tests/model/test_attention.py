@@ -127,9 +127,9 @@ def test_products_are_the_same_attention_over_every_block(
     q = torch.randn(q_len, kv_heads * group, HEAD_DIM, generator=generator)
     wanted = written_out(q, keys, values).float()
     torch.testing.assert_close(_attend_in_products(q, keys, values), wanted, atol=2e-6, rtol=1e-5)
-    # What bfloat16 rounds: the inputs, the scores before the softmax, the weights and the result.
+    # What bfloat16 rounds: the inputs, the weights and the result; scores would take this to 0.01 and more.
     narrow = _attend_in_products(*(part.bfloat16() for part in (q, keys, values)))
-    assert (narrow.float() - wanted).norm() < 0.02 * wanted.norm()
+    assert (narrow.float() - wanted).norm() < 0.006 * wanted.norm()
 
 
 def test_bfloat16_prompts_on_a_cpu_attend_in_products() -> None:
