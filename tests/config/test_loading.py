@@ -198,10 +198,12 @@ def test_config_imports_nothing_heavy_and_nothing_of_the_rest() -> None:
 
 
 def test_only_config_reads_the_environment() -> None:
+    """The bench room hands it on to the processes that it starts, and reads no setting in it."""
     package = Path(sys.modules["kaminari"].__file__ or "").parent
     readers = [
         str(path.relative_to(package))
         for path in package.rglob("*.py")
         if re.search(r"os\.environ|getenv", path.read_text(encoding="utf-8"))
     ]
-    assert readers == [str(Path("config") / "loading.py")]
+    handing_on = [str(Path("bench") / name) for name in ("profiling.py", "server_process.py", "startup.py")]
+    assert sorted(readers) == sorted([str(Path("config") / "loading.py"), *handing_on])
