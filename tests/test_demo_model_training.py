@@ -16,10 +16,10 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from examples.demo_model import export, fonts, phrases, plot, style, train, trainer
+from examples.demo_model import export, fonts, phrases, plot, style, train, trainer, words
 from examples.demo_model.askers import conversation
 from examples.demo_model.batches import Batch, make_batch
-from examples.demo_model.cells import CELL, CLASSES, answer_cells, in_cells, patch_characters
+from examples.demo_model.cells import ALPHABET, CELL, CLASSES, answer_cells, in_cells, patch_characters
 from examples.demo_model.lessons import KINDS, Ration, draw_lessons
 from examples.demo_model.losses import losses
 from examples.demo_model.network import Network
@@ -163,6 +163,15 @@ def test_patches_name_the_characters_in_their_middle() -> None:
     a, b, d, y, z = (patch_characters(_one(character))[0, 0, 0] for character in "abdyz")
     assert letters == {(0, 0): (a, b, 0), (0, 1): (d, 0, 0), (1, 1): (y, 0, 0), (1, 3): (z, 0, 0)}
     assert in_cells(np.arange(8).reshape(2, 4)).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+
+
+def test_every_character_that_is_drawn_has_a_name() -> None:
+    spelled = words.LETTERS + words.ACCENTED
+    said = [*phrases.ITEMS, *phrases.STORES, spelled, spelled.upper(), *words.everyday(), *words.dictionary()]
+    said += [
+        character for sample in draw_lessons("line", 200, "named") for character in sample.turns[0].answer
+    ]
+    assert set("".join(said)) - {" "} <= set(ALPHABET)
 
 
 def _one(character: str) -> Drawing:

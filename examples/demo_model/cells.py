@@ -22,7 +22,7 @@ MOST_CHARACTERS = 3
 ALPHABET = "".join(
     sorted(
         "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        ".,:;-/$€%#&()'\"!?+*=@{}_áéíóúñüÁÉÍÓÚÑ¿¡"
+        ".,:;-/$€%#&()'\"!?+*=@{}_áéíóúñüÁÉÍÓÚÑÜ¿¡"
     )
 )
 # 0 is no character
