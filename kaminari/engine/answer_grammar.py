@@ -36,12 +36,12 @@ def answer_grammar(
         tools = ()
     if not tools and form is None:
         return None
-    check_together([tool.arguments for tool in tools if forced or tool.strict], "tools")
     rules = [_start(syntax), _ANY_TEXT]
     parts: list[Part] = []
     spelled: list[CallRules] = []
     if tools and syntax.calls is not None:
         spelled = [_spell(tool, place, forced, syntax.calls) for place, tool in enumerate(tools)]
+        check_together([tool.arguments for tool in tools if forced or tool.strict], "tools")
         rules += _call_rules(spelled, syntax.calls, syntax.single_call)
         parts += [part for call in spelled for part in call.parts]
     if forced:

@@ -87,6 +87,7 @@ class ValueSpeller:
                 texts += _members(leaf, types)
             elif kind == "string":
                 strings.append(leaf)
+                free |= {"string"} if leaf.keys() & _ASSERTIONS == {"type"} else set()
             elif kind in _ALL_VALUES and leaf.keys() & _ASSERTIONS == {"type"}:
                 free |= {kind, "integer"} if kind == "number" else {kind}
                 texts.append(TextForm({"pattern": _ALL_VALUES[kind]}))

@@ -135,6 +135,7 @@ VALUES: list[tuple[Any, list[str], list[str]]] = [
         ["abc", '{"t":1}'],
     ),
     ({"$ref": "#/$defs/tree"}, ['{"t":{"t":{}}}'], ['{"t":5}', "a"]),
+    ({"type": "string", "minLength": 3}, ["abc", 'a"b', '"a" or "b"'], ["ab", '"a"', '"abc"']),
     ({"minLength": 2}, ["ab"], ["a", '"a"', "5", "{}"]),
     ({"items": {"type": "integer"}}, ["[1]"], ['["a"]', "a"]),
 ]
