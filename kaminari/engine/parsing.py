@@ -43,18 +43,22 @@ Part = Delta | ReasoningDelta | ToolCallDelta
 class AnswerReader:
     """Reads one choice.
 
-    called:    a tool was called
+    called:    a tool was called, and the last call is whole
     complete:  nothing may follow: the one call that is allowed is over
     """
 
     def __init__(self, syntax: AnswerSyntax, choice: int) -> None:
-        self.called = False
         self.complete = False
+        self._in_call = False
         self._choice = choice
         self._single = syntax.single_call
         self._thoughts = None if syntax.think is None else ThoughtReader(syntax.think, syntax.thinking)
         self._calls = None if syntax.calls is None else syntax.calls.parser(syntax.tools)
         self._index = -1
+
+    @property
+    def called(self) -> bool:
+        return self._index >= 0 and not self._in_call
 
     @property
     def reasoning(self) -> bool:
@@ -101,12 +105,13 @@ class AnswerReader:
                     if text:
                         yield Delta(self._choice, text, ())
                 case CallStart(name):
-                    self.called = True
+                    self._in_call = True
                     self._index += 1
                     yield ToolCallDelta(self._choice, self._index, f"call_{uuid4().hex}", name)
                 case CallArguments(text):
                     yield ToolCallDelta(self._choice, self._index, arguments=text)
                 case _:
+                    self._in_call = False
                     self.complete = self._single
 
 

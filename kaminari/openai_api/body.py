@@ -26,12 +26,15 @@ _NOT_JSON = {
 
 
 def check_content_type(request: Request) -> None:
-    """Raise a 415 for a body that says of itself that it is not JSON. No type at all is fine."""
+    """Raise a 415 for a body that says of itself that it is not JSON. No type at all is fine, but not from a
+    web page: a browser asks nobody before it sends plain text, or what has no type, to any server it reaches.
+    """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(415, "compressed bodies are not supported", code="unsupported_media_type")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type in _NOT_JSON or media_type.startswith(_NOT_JSON_TYPES):
+    unasked = media_type in ("", "text/plain") and "origin" in request.headers
+    if unasked or media_type in _NOT_JSON or media_type.startswith(_NOT_JSON_TYPES):
         raise ApiError(
             415,
             "the body must be JSON, sent with the header `Content-Type: application/json`",

@@ -11,8 +11,10 @@ import hmac
 from collections.abc import Iterable, Sequence
 
 from pydantic import SecretStr
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kaminari.openai_api.boundary import REQUEST_ID
@@ -47,6 +49,21 @@ class KeyRequired:
         await response(scope, receive, send)
 
 
+class _Cors(CORSMiddleware):
+    """Starlette's, with this API's error object for a page that may not call."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refusal = ApiError(
+            400, "web pages of this origin may not make this request; see KAMINARI_SERVER__CORS_ORIGINS"
+        ).response()
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        refusal.headers.update(kept)
+        return refusal
+
+
 def cors(origins: Sequence[str]) -> Middleware:
     """The layer that lets the web pages of `origins` call the API. It must stand outside all others, so that
     error replies carry its headers too. With "*" a browser sends no cookies and no credentials of its own;
@@ -54,7 +71,7 @@ def cors(origins: Sequence[str]) -> Middleware:
     """
     everyone = "*" in origins
     return Middleware(
-        CORSMiddleware,
+        _Cors,
         allow_origins=["*"] if everyone else list(origins),
         allow_credentials=not everyone,
         allow_methods=["GET", "POST"],

@@ -91,6 +91,15 @@ def test_calls_have_an_id_each_and_their_arguments_join() -> None:
     assert (reader.called, reader.complete) == (True, False)
 
 
+def test_a_call_that_is_cut_is_no_call() -> None:
+    for end in range(1, len(CALL)):
+        _, reader = read(AnswerSyntax(HermesCallFormat()), f"Well.\n{CALL[:end]}")
+        assert not reader.called or "}}" in CALL[:end]
+        _, reader = read(AnswerSyntax(HermesCallFormat()), f"{CALL}\n{CALL[:end]}")
+        assert reader.called or "name" in CALL[:end]
+    assert read(AnswerSyntax(HermesCallFormat()), CALL)[1].called
+
+
 def test_a_single_call_completes_the_answer_and_nothing_follows() -> None:
     syntax = AnswerSyntax(HermesCallFormat(), single_call=True)
     result, reader = read(syntax, f"a\n{CALL}\n{CALL} b")

@@ -72,6 +72,15 @@ async def test_the_content_type_need_not_be_exact(media_type: str | None) -> Non
     assert (await request("POST", CHAT, content=body, headers=headers)).status_code == 200
 
 
+@pytest.mark.parametrize("media_type", ["text/plain", "text/plain;charset=UTF-8", None, ""])
+async def test_a_web_page_cannot_send_what_its_browser_asks_nobody_for(media_type: str | None) -> None:
+    headers = {"origin": "http://evil.example"} | ({} if media_type is None else {"content-type": media_type})
+    body = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    assert (await request("POST", CHAT, content=body, headers=headers)).status_code == 415
+    headers["content-type"] = "application/json"
+    assert (await request("POST", CHAT, content=body, headers=headers)).status_code == 200
+
+
 async def test_a_compressed_body_is_a_415() -> None:
     response = await request("POST", CHAT, content=b"x", headers={"content-encoding": "gzip"})
     assert response.status_code == 415

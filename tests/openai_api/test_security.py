@@ -109,6 +109,7 @@ async def test_srv_cors_a_preflight_needs_no_key() -> None:
         stranger = await http.options(CHAT, headers={**headers, "Origin": "http://evil.example"})
         assert not stranger.is_success
         assert "access-control-allow-origin" not in stranger.headers
+        assert "CORS_ORIGINS" in error_of(stranger)["message"]
 
 
 @pytest.mark.parametrize("origins", [[ORIGIN], ["*"], ["*", ORIGIN]])

@@ -318,6 +318,16 @@ async def test_forced_calls_are_calls_with_valid_arguments(
         jsonschema.validate(arguments, schema)
 
 
+async def test_a_call_that_a_stop_string_cuts_ends_with_stop(engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    fields = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+    choice = await both(engine, **fields, stop=['"a"'])
+    assert choice["finish_reason"] == "stop"
+    choice = await both(engine, **fields)
+    assert choice["finish_reason"] == "tool_calls"
+
+
 async def test_a_form_and_tools_allow_either(engine: Engine) -> None:
     form = {"type": "json_schema", "json_schema": {"schema": {"enum": [{"a": 1}]}}}
     for seed in range(3):
