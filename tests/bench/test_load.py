@@ -71,6 +71,7 @@ def cut_short() -> Iterator[str]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(b"{}"))  # a close with something unread would be a reset
         writer.write(head + event)
         await writer.drain()
         writer.close()

@@ -319,7 +319,7 @@ async def test_forced_calls_are_calls_with_valid_arguments(
 
 
 async def test_a_call_that_a_stop_string_cuts_ends_with_stop(engine: Engine) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]}
+    schema = {"properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     fields = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
     choice = await both(engine, **fields, stop=['"a"'])
