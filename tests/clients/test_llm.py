@@ -115,7 +115,7 @@ def test_control_c_frees_the_slot(llm: Llm, slots: Slots) -> None:
             assert program.stdout is not None
             assert program.stdout.read(1)
             program.send_signal(signal.SIGINT)
-            program.communicate(timeout=10)
+            program.communicate(timeout=60)
 
 
 def test_an_error_is_one_line(llm: Llm) -> None:
