@@ -178,7 +178,13 @@ def test_over_a_socket_every_slot_comes_back(stream: bool) -> None:
 async def test_a_storm_of_clients_that_leave_leaves_no_task_and_no_slot_behind() -> None:
     engine = FakeEngine(endless, pause=0.002)
     app, _ = make_app(engine)
-    before: set[Any] = set()
+    # the first stream that begins starts sse-starlette's one watcher for the event loop
+    first = AsgiCall(app, body(stream=True))
+    streaming = asyncio.create_task(first.run())
+    await until(lambda: len(first.sent) > 1)
+    first.gone.set()
+    await streaming
+    before = asyncio.all_tasks()
     for number in range(60):
         call = AsgiCall(app, body(stream=bool(number % 2)))
         task = asyncio.create_task(call.run())
@@ -188,7 +194,5 @@ async def test_a_storm_of_clients_that_leave_leaves_no_task_and_no_slot_behind()
         else:
             task.cancel()
         await asyncio.wait([task])
-        # the first stream starts sse-starlette's one watcher for the event loop
-        before = asyncio.all_tasks() if number == 1 else before
     assert await asyncio.to_thread(engine.wait_until_idle)
     await until(lambda: asyncio.all_tasks() == before)
