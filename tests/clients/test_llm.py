@@ -110,7 +110,12 @@ def test_tools_are_shown(llm: Llm) -> None:
 def test_control_c_frees_the_slot(llm: Llm, slots: Slots) -> None:
     endless = json.dumps({END_OF_TURN: -100})
     with slots.freed():
-        program = llm.start("prompt", "--model", "kaminari", "--option", "logit_bias", endless, "hello")
+        # A process that runs in the background of a script ignores SIGINT, and so would its children.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            program = llm.start("prompt", "--model", "kaminari", "--option", "logit_bias", endless, "hello")
+        finally:
+            signal.signal(signal.SIGINT, before)
         with program:
             assert program.stdout is not None
             assert program.stdout.read(1)
