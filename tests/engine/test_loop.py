@@ -17,11 +17,9 @@ from kaminari.engine.params import SamplingParams
 from tests.engine.harness import HandLoop, Sabotaged, hand_loop, picture, poison, quiet
 from tests.reference import Greedy, Reference, differing_tokens, reference_greedy
 
-pytestmark = pytest.mark.on_device
-
 VARIANTS = ("tied-grouped", "untied-grouped", "tied-ungrouped", "untied-wide", "sharded")
 TOKENS = 12
-pytestmark = pytest.mark.usefixtures("depth")
+pytestmark = [pytest.mark.on_device, pytest.mark.usefixtures("depth")]
 
 BAD = (
     Conversation(()),
