@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class LinearKernel(Protocol):
+    """One weight in the layout of the code that multiplies by it.
+
+    A row's result does not depend on the other rows of the call.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the layout takes."""
+        ...
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [rows, in_features] -> x @ weight.T [rows, out_features], in the dtype of x, for any rows."""
+        ...
+
+
 class Linear(nn.Module):
-    """x [rows, in_features] -> x @ weight.T [rows, out_features], without bias. The weight starts unset."""
+    """x [rows, in_features] -> x @ weight.T [rows, out_features], without bias. The weight starts unset.
+
+    kernel:  multiplies instead of torch where it is set
+    """
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.kernel: LinearKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return F.linear(x, self.weight) if self.kernel is None else self.kernel.multiply(x)
