@@ -87,7 +87,8 @@ class Frontend:
         pieces = self._pieces(conversation, rendered, len(pictures))
         token_ids, placeholder = self._expand(pieces, pictures)
         if len(token_ids) >= self._context:
-            raise ContextLengthExceeded(len(token_ids), self._context)
+            tools = bool(conversation.offered_tools)
+            raise ContextLengthExceeded(len(token_ids), self._context, tools=tools)
         positions, offset = self._format.positions(token_ids, placeholder, pictures)
         return PreparedPrompt(
             token_ids=tuple(token_ids),
@@ -129,7 +130,8 @@ class Frontend:
         require_unicode(text, "messages")
         least = self._encoder.least_tokens(text, self._context)
         if least >= self._context:
-            raise ContextLengthExceeded(least, self._context, at_least=True)
+            tools = bool(conversation.offered_tools)
+            raise ContextLengthExceeded(least, self._context, at_least=True, tools=tools)
 
     def _pictures(self, conversation: Conversation) -> list[Picture]:
         """Decode and fit every picture, one after the other: only one is held decoded at a time."""
