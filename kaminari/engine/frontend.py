@@ -30,6 +30,8 @@ from kaminari.model.picture import Picture
 from kaminari.model.tokenizer import load_tokenizer
 
 MAX_KWARGS_DEPTH = 32
+BAD_PICTURE = "image_parse_error"
+"""The code of a picture that cannot be read, which is OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class Frontend:
                 image = decode_picture(part.source, self._rules.max_pixels)
                 picture = self._format.prepare_picture(image, self._rules.budgets[part.detail])
             except (RequestError, PictureError) as error:
-                raise RequestError(str(error), field=where) from error
+                raise RequestError(str(error), field=where, code=BAD_PICTURE) from error
             pictures.append(picture)
             tokens += picture.tokens
             if tokens >= self._context:

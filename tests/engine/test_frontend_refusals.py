@@ -87,7 +87,7 @@ def test_a_bad_picture_is_refused_with_its_part(frontend: Frontend, name: str) -
     started = time.perf_counter()
     error = refusal(frontend, user(part, "Read it."))
     assert time.perf_counter() - started < 1
-    assert error.field == "messages[0].content[0]"
+    assert (error.field, error.code) == ("messages[0].content[0]", "image_parse_error")
 
 
 def test_img_truncated_wedges_a_bad_picture_leaves_the_frontend_as_it_was(frontend: Frontend) -> None:
