@@ -124,8 +124,10 @@ class Engine:
         """Each token as the vocabulary has it."""
         return self.frontend.texts.names(token_ids)
 
-    def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:
+    def submit(self, prompt: PreparedPrompt, params: SamplingParams, *, watched: bool = True) -> EventStream:
         """Queue a request and return its events. Never blocks.
+
+        One that is not watched (nobody reads its events before the last) gives way to those that are.
 
         Raises `RequestError` for what cannot run here, `QueueFull` and `EngineUnavailable`.
         """
@@ -145,6 +147,7 @@ class Engine:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stream=EventStream(on_abort=lambda: self._inbox.put(_Abort(request_id))),
             submitted=time.monotonic(),
+            watched=watched,
         )
         with self._lock:
             if not self._accepting:

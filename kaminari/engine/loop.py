@@ -66,6 +66,7 @@ class EngineLoop:
                     request.max_tokens,
                     request.params.n,
                     request.picture_extents(),
+                    watched=request.watched,
                 )
             )
         except Exception:
