@@ -59,14 +59,11 @@ class Engine:
     ...         print(event)
     """
 
-    def __init__(
-        self, build: Callable[[], LoadedModel], *, prefill_chunk: int, queue_size: int, stall_after: float
-    ) -> None:
+    def __init__(self, build: Callable[[], LoadedModel], *, queue_size: int, stall_after: float) -> None:
         """Start the thread and wait until `build`, called on it, has made the model.
 
         Whatever `build` raises is raised here. `stall_after` is in seconds.
         """
-        self._prefill_chunk = prefill_chunk
         self._queue_size = queue_size
         self._stall_after = stall_after
         self._inbox: queue.SimpleQueue[Request | _Abort | _Close] = queue.SimpleQueue()
@@ -100,7 +97,6 @@ class Engine:
         settings = settings or Settings()
         return cls(
             lambda: load_model(settings, progress),
-            prefill_chunk=settings.engine.prefill_chunk,
             queue_size=settings.engine.queue_size,
             stall_after=settings.engine.stall_after.total_seconds(),
         )
@@ -207,7 +203,7 @@ class Engine:
         with torch.inference_mode():
             try:
                 loaded = build()
-                loop = EngineLoop(loaded, self._prefill_chunk, self._ended)
+                loop = EngineLoop(loaded, self._ended)
                 loop.runner.warm_up()
             except BaseException as error:
                 outcome.put(error)

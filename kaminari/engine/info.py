@@ -18,6 +18,8 @@ class EngineInfo:
     aliases:     other names that requests may use for the model
     pipeline_depth:
                  steps in flight
+    prefill_chunk:
+                 most prompt tokens in one step
     """
 
     model: str
@@ -35,6 +37,7 @@ class EngineInfo:
     demo: bool
     aliases: tuple[str, ...] = ()
     pipeline_depth: int = 1
+    prefill_chunk: int = 512
 
     @property
     def names(self) -> tuple[str, ...]:
