@@ -4,7 +4,8 @@ This module owns the layout of the cache's reads and writes. It reads each row's
 capacity, gathers nothing, and lets no row see another. `attend_rows` runs everywhere, row by row through
 torch's own attention, and is the oracle that other backends are compared with. On CUDA, where Triton is
 installed, a step whose rows have one to eight tokens each goes to `kaminari.model.kernels.split_kv`: it
-reads slots and lengths on the device.
+reads slots and lengths on the device. On a CPU, where our own kernels are built, every row of one to eight
+tokens goes to `kaminari.model.kernels.cpu_attention`, whatever the other rows of its step are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV
+from kaminari.model.kernels import cpu_attention
 
 PRODUCT_QUERIES = 128  # tokens whose scores are held at once in `_attend_in_products`
 FEWEST_FOR_PRODUCTS = 16
@@ -33,7 +35,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch
 
     The batch must have passed `SlotCache.check_rows`.
     """
-    kernels = _kernels(q.device.type)
+    if cpu_attention.fits(q, layer.keys):
+        return _attend_on_cpu(q, k, v, layer, batch)
+    kernels = _triton_kernels(q.device.type)
     if kernels is None or len(set(batch.host.q_lens)) > 1 or not kernels.fits(q, batch.host.q_lens[0]):
         return attend_rows(q, k, v, layer, batch)
     kernels.write(k, v, layer.keys, layer.values, batch.slots, batch.kv_lens)
@@ -43,8 +47,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch
 
 
 @cache
-def _kernels(device_type: str) -> ModuleType | None:
-    """Return the decode kernels for a kind of device, or None where there are none."""
+def _triton_kernels(device_type: str) -> ModuleType | None:
+    """Return the Triton kernels for a kind of device, or None where they do not run."""
     if device_type != "cuda":
         return None
     try:
@@ -57,18 +61,37 @@ def _kernels(device_type: str) -> ModuleType | None:
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
     """`attend`, one row after the other, on every device and for every mix of lengths."""
-    rows = batch.host
     output = torch.empty_like(q)
+    _attend_longer_rows(q, k, v, layer, batch, 0, output)
+    return output
+
+
+def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
+    """`attend`, short rows through the kernel and the others as `attend_rows` does them."""
+    most = cpu_attention.MAX_QUERIES
+    if min(batch.host.q_lens) > most:
+        return attend_rows(q, k, v, layer, batch)
+    output = cpu_attention.attend(q, k, v, layer.keys, layer.values, batch.slots, batch.q_lens, batch.kv_lens)
+    if max(batch.host.q_lens) > most:
+        _attend_longer_rows(q, k, v, layer, batch, most, output)
+    return output
+
+
+def _attend_longer_rows(
+    q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch, more_than: int, output: Tensor
+) -> None:
+    """Write and attend for every row of more than so many new tokens; the others' output stays."""
+    rows = batch.host
     start = 0
     for slot, q_len, kv_len in zip(rows.slots, rows.q_lens, rows.kv_lens, strict=True):
         stop = start + q_len
-        keys = layer.keys[slot, :, :kv_len]
-        values = layer.values[slot, :, :kv_len]
-        keys[:, kv_len - q_len :].copy_(k[start:stop].transpose(0, 1))
-        values[:, kv_len - q_len :].copy_(v[start:stop].transpose(0, 1))
-        output[start:stop] = _attend_row(q[start:stop], keys, values)
+        if q_len > more_than:
+            keys = layer.keys[slot, :, :kv_len]
+            values = layer.values[slot, :, :kv_len]
+            keys[:, kv_len - q_len :].copy_(k[start:stop].transpose(0, 1))
+            values[:, kv_len - q_len :].copy_(v[start:stop].transpose(0, 1))
+            output[start:stop] = _attend_row(q[start:stop], keys, values)
         start = stop
-    return output
 
 
 def _attend_row(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
