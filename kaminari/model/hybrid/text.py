@@ -18,7 +18,7 @@ from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.delta_net import GatedDeltaNet
 from kaminari.model.layers import Embedding, SwiGLU, ZeroCentredRMSNorm
 from kaminari.model.linear import Linear
-from kaminari.model.rotary import InterleavedRotary, rotate_part
+from kaminari.model.rotary import InterleavedRotary
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -44,8 +44,8 @@ class GatedAttention(nn.Module):
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         queries, k, v = heads.split((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, gate = queries[:, 0::2], queries[:, 1::2]
-        q = rotate_part(self.q_norm(q), *rotation)
-        k = rotate_part(self.k_norm(k), *rotation)
+        q = self.q_norm.turned(q, *rotation)
+        k = self.k_norm.turned(k, *rotation)
         attended = attend(q, k, v, layer, batch) * gate.sigmoid()
         output: Tensor = self.output(attended.flatten(1))
         return output
@@ -68,8 +68,8 @@ class HybridLayer(nn.Module):
             mixed = self.mixer(normed, rotation, cast(AttentionKV, state), batch)
         else:
             mixed = self.mixer(normed, cast(GatedDeltaState, state), batch)
-        hidden = hidden + mixed
-        output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        hidden, normed = self.mlp_norm.behind(hidden, mixed)
+        output: Tensor = hidden + self.mlp(normed)
         return output
 
 

@@ -15,7 +15,7 @@ from kaminari.model.cache import AttentionKV, SlotCache
 from kaminari.model.layers import Embedding, RMSNorm, SwiGLU
 from kaminari.model.linear import Linear
 from kaminari.model.qwen3_vl.config import TextSizes
-from kaminari.model.rotary import InterleavedRotary, rotate
+from kaminari.model.rotary import InterleavedRotary
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -40,8 +40,8 @@ class Attention(nn.Module):
             .unflatten(-1, (-1, self.head_dim))
             .split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         )
-        q = rotate(self.q_norm(q), *rotation)
-        k = rotate(self.k_norm(k), *rotation)
+        q = self.q_norm.turned(q, *rotation)
+        k = self.k_norm.turned(k, *rotation)
         output: Tensor = self.output(attend(q, k, v, layer, batch).flatten(1))
         return output
 
@@ -58,8 +58,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, layer, batch)
-        output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        mixed = self.attention(self.attention_norm(hidden), rotation, layer, batch)
+        hidden, normed = self.mlp_norm.behind(hidden, mixed)
+        output: Tensor = hidden + self.mlp(normed)
         return output
 
 

@@ -59,6 +59,23 @@ static inline void store(bf16* to, Vec x) {
   std::memcpy(to, &halves, sizeof halves);
 }
 
+// The first n numbers, zeros behind them where n is less than LANES.
+template <class T>
+static inline Vec load(const T* from, int64_t n) {
+  if (n >= LANES) return load(from);
+  T some[LANES] = {};
+  std::memcpy(some, from, n * sizeof(T));
+  return load(some);
+}
+
+template <class T>
+static inline void store(T* to, Vec x, int64_t n) {
+  if (n >= LANES) return store(to, x);
+  T some[LANES];
+  store(some, x);
+  std::memcpy(to, some, n * sizeof(T));
+}
+
 static inline float widen(float x) { return x; }
 
 static inline float widen(bf16 x) {
