@@ -2,6 +2,14 @@
 
 from kaminari.config.loading import load_settings
 from kaminari.config.problems import ConfigError, Problem
+from kaminari.config.quantization import (
+    NoQuantization,
+    PackFolder,
+    PackFormat,
+    StandardPack,
+    parse_quantization,
+    standard_place,
+)
 from kaminari.config.settings import (
     BudgetSettings,
     DeviceChoice,
@@ -30,11 +38,17 @@ __all__ = [
     "MediaSettings",
     "ModelSettings",
     "ModelSource",
+    "NoQuantization",
+    "PackFolder",
+    "PackFormat",
     "PictureMode",
     "PictureSettings",
     "Problem",
     "ServerSettings",
     "Settings",
+    "StandardPack",
     "load_settings",
+    "parse_quantization",
     "parse_source",
+    "standard_place",
 ]
