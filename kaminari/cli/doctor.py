@@ -72,6 +72,7 @@ def describe(plan: ModelPlan, settings: Settings) -> list[Fact]:
         Fact("family", plan.family.name),
         Fact("device", str(plan.device)),
         Fact("dtype", f"{_chosen(dtypes.decoder, settings.model.dtype)}, vision {dtype_name(dtypes.vision)}"),
+        Fact("quantization", _quantization(plan)),
         Fact("weights", format_bytes(footprint.weights)),
         Fact(
             "cache",
@@ -92,6 +93,12 @@ def dtype_name(dtype: object) -> str:
 
 def _chosen(dtype: object, choice: str) -> str:
     return f"{dtype_name(dtype)} (auto)" if choice == "auto" else dtype_name(dtype)
+
+
+def _quantization(plan: ModelPlan) -> str:
+    if plan.pack is None:
+        return "none"
+    return f"{plan.pack.header.word}, from {plan.pack.folder}"
 
 
 def _slots(plan: ModelPlan, per_slot: int) -> str:

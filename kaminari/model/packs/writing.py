@@ -22,6 +22,7 @@ from kaminari.model.loading import OpenCheckpoint, StoredTensor, open_file
 from kaminari.model.packs.format import (
     METADATA_KEY,
     PACK_FILE,
+    REPORT_FILE,
     GroupSize,
     PackHeader,
     PackTarget,
@@ -54,11 +55,15 @@ class Recipe:
 class MadePack:
     """A pack that was written and read back.
 
-    errors:  by target, |dequantized - weight| / |weight| in the Frobenius norm
+    errors:        by target, |dequantized - weight| / |weight| in the Frobenius norm
+    source_bytes:  of the weights that it was made of
+    kept:          how many tensors of the checkpoint are used beside it
     """
 
     pack: Pack
     errors: Mapping[str, float]
+    source_bytes: int
+    kept: int
 
 
 def check_place(folder: Path) -> None:
@@ -103,7 +108,20 @@ def make_pack(
         if folder.exists():
             folder.rename(Path(scratch) / "old")
         made.rename(folder)
-    return MadePack(open_pack(folder, checkpoint, family), errors)
+    taken = [target.source for target in targets.values() if target.source not in checkpoint.copies.values()]
+    return MadePack(
+        open_pack(folder, checkpoint, family),
+        errors,
+        sum(checkpoint.tensors[target.source].nbytes for target in targets.values()),
+        len(checkpoint.placements) - len(taken),
+    )
+
+
+def save_report(folder: Path, text: str) -> None:
+    """Keep a report beside a pack. Raises OSError."""
+    new = folder / f"{REPORT_FILE}.new"
+    new.write_text(text + "\n", encoding="utf-8")
+    new.replace(folder / REPORT_FILE)
 
 
 def _header(
