@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--method",
         choices=METHODS,
-        help="int4: where a group's scale comes from; fit: least squares; hqq: half-quadratic; rtn: its range "
+        help="int4: how a scale is chosen: fit, least squares; hqq, half-quadratic; rtn, its range "
         "(default: fit)",
     )
     parser.add_argument("--head", action="store_true", help="make the head int8 too")
