@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from kaminari.config.folders import cache_folder
+from kaminari.model.kernels.native.library import declare
 
 log = logging.getLogger("kaminari.kernels")
 
@@ -68,11 +69,14 @@ class BuildError(Exception):
 
 
 @cache
-def native_kernels() -> NativeKernels:
-    """Load the library, after building it where this machine has none yet. Says so in the log."""
-    level = cpu_level()
+def native_kernels(level: str | None = None) -> NativeKernels:
+    """Load the library, after building it where this machine has none yet. Says so in the log.
+
+    level:  one of `LEVELS` that this CPU can run, by default the best
+    """
+    level = level or cpu_level()
     try:
-        return NativeKernels(_load(level), level)
+        return NativeKernels(declare(_load(level)), level)
     except BuildError as error:
         log.info("CPU kernels: aten (%s)", error)
         return NativeKernels(None, level, str(error))
