@@ -137,6 +137,7 @@ def ready_text(info: EngineInfo, url: str) -> str:
     lines = [
         f"kaminari {__version__} is ready at {url}: model {info.model}, device {info.device}, "
         f"dtype {info.dtype}{_quantized(info.quantization)}, "
+        f"{f'kernels {info.kernels}, ' if info.kernels else ''}"
         f"{info.slots} {'slot' if info.slots == 1 else 'slots'}, context {info.context} tokens"
     ]
     if info.demo:

@@ -7,11 +7,11 @@ what int8 activations cost. Shapes that torch's kernels were not made for are mu
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from kaminari.model.kernels.dequantizing import DequantizingKernel
 from kaminari.model.linear import LinearKernel
-from kaminari.model.quantized import Int4Weight, Int8Weight
+from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 
 PACKED_ROWS = 16
 """Above so many rows the weight is dequantized once and torch's GEMM multiplies."""
@@ -20,35 +20,19 @@ OUTPUTS_OF_KERNEL = 16
 COLUMNS_OF_KERNEL = 64
 
 
-def quantized_kernel(weight: Int8Weight | Int4Weight, dtype: torch.dtype) -> LinearKernel:
+def quantized_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> LinearKernel:
     """The kernel for a quantized weight on the CPU, for activations of `dtype`."""
     outputs, columns = weight.shape
     if outputs % OUTPUTS_OF_KERNEL or columns % COLUMNS_OF_KERNEL:
-        return DequantizingLinear(weight)
+        return DequantizingKernel(weight)
     if isinstance(weight, Int8Weight):
         return AtenInt8Linear(weight)
     if columns % weight.group_size:
-        return DequantizingLinear(weight)
+        return DequantizingKernel(weight)
     return AtenInt4Linear(weight, dtype)
 
 
-class DequantizingLinear:
-    """Dequantizes the weight for each call."""
-
-    def __init__(self, weight: Int8Weight | Int4Weight) -> None:
-        self._weight = weight
-
-    @property
-    def nbytes(self) -> int:
-        weight = self._weight
-        numbers = weight.scales.nbytes if isinstance(weight, Int8Weight) else 2 * weight.scales.nbytes
-        return weight.codes.nbytes + numbers
-
-    def multiply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight.dequantize(x.dtype))
-
-
-class AtenInt8Linear(DequantizingLinear):
+class AtenInt8Linear(DequantizingKernel):
     """`aten::_weight_int8pack_mm`, in float32: in bfloat16 it would round the scales."""
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -59,7 +43,7 @@ class AtenInt8Linear(DequantizingLinear):
         return torch._weight_int8pack_mm(x.float(), weight.codes, weight.scales).to(x.dtype)
 
 
-class AtenInt4Linear(DequantizingLinear):
+class AtenInt4Linear(DequantizingKernel):
     """`aten::_weight_int4pack_mm_for_cpu`, whose code, scale and zero mean what ours do."""
 
     def __init__(self, weight: Int4Weight, dtype: torch.dtype) -> None:
