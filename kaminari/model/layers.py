@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari.model.kernels import cpu_norm
-from kaminari.model.linear import Linear
+from kaminari.model.linear import Linear, LinearKernel
 from kaminari.model.rotary import rotate_part
 
 
@@ -88,14 +88,22 @@ class SwiGLU(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of a weight [vocab, hidden], looked up by token."""
+    """Rows of a weight [vocab, hidden], looked up by token; a head that is tied to it multiplies by them.
+
+    kernel:  multiplies instead of torch where it is set, as in `Linear`
+    """
 
     def __init__(self, vocab: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
+        self.kernel: LinearKernel | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]."""
+        return F.linear(hidden, self.weight) if self.kernel is None else self.kernel.multiply(hidden)
 
 
 def normalize(x: Tensor, eps: float) -> Tensor:

@@ -8,10 +8,6 @@ capacity and the threads are. This module never chooses where it is used: `kamin
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int32, c_int64, c_void_p
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -34,7 +30,7 @@ def fits(q: Tensor, keys: Tensor) -> bool:
         and keys.dtype in _DTYPES
         and head_dim % _HEAD_STEP == 0
         and head_dim <= _MAX_HEAD_DIM
-        and _kernel() is not None
+        and native_kernels().library is not None
     )
 
 
@@ -61,8 +57,8 @@ def attend(
 
     Raises ValueError, before anything is written, for what it was not made for or does not fit together.
     """
-    kernel = _kernel()
-    if kernel is None or not fits(q, keys):
+    library = native_kernels().library
+    if library is None or not fits(q, keys):
         raise ValueError(f"no kernel for {q.dtype} heads of {q.shape[-1]} on {q.device}")
     tokens, heads, head_dim = q.shape
     slot_count, kv_heads, capacity, _ = keys.shape
@@ -83,7 +79,7 @@ def attend(
         raise ValueError("slots must be int64, q_lens and kv_lens int32")
     q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
     output = torch.empty((tokens, heads, head_dim), dtype=q.dtype)
-    failure = kernel(
+    failure = library.kaminari_attend(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -119,21 +115,3 @@ def attend(
 def _side_by_side(x: Tensor) -> Tensor:
     """The tensor with the heads of a token one behind the other, which is how it mostly comes."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-
-
-@cache
-def _kernel() -> Any:
-    library = native_kernels().library
-    if library is None:
-        return None
-    kernel = library.kaminari_attend
-    kernel.argtypes = [
-        *[c_void_p] * 6,
-        *[c_int64] * 9,
-        *[c_void_p] * 3,
-        c_int64,
-        c_float,
-        c_int32,
-    ]
-    kernel.restype = c_int32
-    return kernel

@@ -8,10 +8,7 @@ whatever the other rows are. This module never chooses where it is used.
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +44,7 @@ def fits(projected: Tensor, state: Tensor, kernel: int) -> bool:
         and projected.dtype in _DTYPES
         and max(state.shape[2:]) <= MAX_DIM
         and kernel <= MAX_KERNEL
-        and _kernel() is not None
+        and native_kernels().library is not None
     )
 
 
@@ -65,8 +62,8 @@ def step(projected: Tensor, weights: DeltaWeights, state: Tensor, tail: Tensor, 
     """
     slot_count, heads, key_dim, value_dim = state.shape
     channels, width = weights.convolution.shape
-    kernel = _kernel()
-    if kernel is None or not fits(projected, state, width):
+    library = native_kernels().library
+    if library is None or not fits(projected, state, width):
         raise ValueError(f"no kernel for {projected.dtype} on {projected.device}, heads of {key_dim}")
     values = heads * value_dim
     key_heads, left = divmod(channels - values, 2 * key_dim)
@@ -89,7 +86,7 @@ def step(projected: Tensor, weights: DeltaWeights, state: Tensor, tail: Tensor, 
                 f"{name} must be contiguous {wanted} {tuple(shape)}, not {tensor.dtype} {tuple(tensor.shape)}"
             )
     output = torch.empty((rows, values), dtype=dtype)
-    failure = kernel(
+    failure = library.kaminari_delta_step(
         projected.data_ptr(),
         weights.convolution.data_ptr(),
         weights.decay_log.data_ptr(),
@@ -114,14 +111,3 @@ def step(projected: Tensor, weights: DeltaWeights, state: Tensor, tail: Tensor, 
     if failure:
         raise ValueError(f"slots {slots.tolist()} are not among {slot_count}")
     return output
-
-
-@cache
-def _kernel() -> Any:
-    library = native_kernels().library
-    if library is None:
-        return None
-    kernel = library.kaminari_delta_step
-    kernel.argtypes = [*[c_void_p] * 9, *[c_int64] * 7, c_float, c_int32]
-    kernel.restype = c_int32
-    return kernel

@@ -7,8 +7,7 @@ A row's result is the same bits whatever the other rows are. This module never c
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_float, c_int32, c_int64, c_void_p
-from functools import cache
+from ctypes import CDLL
 
 import torch
 from torch import Tensor
@@ -21,7 +20,12 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 def fits(x: Tensor) -> bool:
     """Whether the kernels are there and were made for tensors like this one."""
-    return x.device.type == "cpu" and x.dtype in _DTYPES and x.stride(-1) == 1 and _library() is not None
+    return (
+        x.device.type == "cpu"
+        and x.dtype in _DTYPES
+        and x.stride(-1) == 1
+        and native_kernels().library is not None
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centred: bool) -> Tensor:
@@ -123,29 +127,7 @@ def _check(x: Tensor, weight: Tensor, *others: Tensor) -> None:
 
 
 def _need() -> CDLL:
-    library = _library()
+    library = native_kernels().library
     if library is None:
         raise ValueError("the native kernels are not built")
-    return library
-
-
-@cache
-def _library() -> CDLL | None:
-    library = native_kernels().library
-    if library is not None:
-        pointer, integer, flag = c_void_p, c_int64, c_int32
-        for name, arguments in {
-            "kaminari_rms_norm": [
-                *(pointer, integer, pointer, pointer, pointer, pointer),
-                *(integer, integer, c_float, flag, flag),
-            ],
-            "kaminari_turn": [
-                *(pointer, integer, integer, pointer, pointer, pointer, pointer),
-                *(integer, integer, integer, integer, c_float, flag, flag),
-            ],
-            "kaminari_swiglu": [pointer, pointer, integer, integer, flag],
-        }.items():
-            function = getattr(library, name)
-            function.argtypes = arguments
-            function.restype = None
     return library
