@@ -40,13 +40,14 @@ class GatedAttention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        queries, k, v = heads.split((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
+        tokens = x.shape[0]
+        heads = self.qkv(x).view(tokens, -1, self.head_dim)
+        queries, k, v = heads.split_with_sizes((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, gate = queries[:, 0::2], queries[:, 1::2]
         q = self.q_norm.turned(q, *rotation)
         k = self.k_norm.turned(k, *rotation)
         attended = attend(q, k, v, layer, batch) * gate.sigmoid()
-        output: Tensor = self.output(attended.flatten(1))
+        output: Tensor = self.output(attended.view(tokens, -1))
         return output
 
 

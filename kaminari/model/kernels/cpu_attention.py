@@ -26,7 +26,7 @@ def fits(q: Tensor, keys: Tensor) -> bool:
     """Whether the kernel is there and was made for a step's q [T, heads, head_dim] and a cache's keys."""
     head_dim = q.shape[2]
     return (
-        keys.device.type == "cpu"
+        keys.is_cpu
         and keys.dtype in _DTYPES
         and head_dim % _HEAD_STEP == 0
         and head_dim <= _MAX_HEAD_DIM
@@ -78,7 +78,7 @@ def attend(
     if (slots.dtype, q_lens.dtype, kv_lens.dtype) != (torch.int64, torch.int32, torch.int32):
         raise ValueError("slots must be int64, q_lens and kv_lens int32")
     q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
-    output = torch.empty((tokens, heads, head_dim), dtype=q.dtype)
+    output = q.new_empty((tokens, heads, head_dim))
     failure = library.kaminari_attend(
         q.data_ptr(),
         k.data_ptr(),

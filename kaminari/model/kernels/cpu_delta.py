@@ -40,7 +40,7 @@ class DeltaWeights:
 def fits(projected: Tensor, state: Tensor, kernel: int) -> bool:
     """Whether the kernel is there and was made for such a step, such states and such a convolution."""
     return (
-        projected.device.type == "cpu"
+        projected.is_cpu
         and projected.dtype in _DTYPES
         and max(state.shape[2:]) <= MAX_DIM
         and kernel <= MAX_KERNEL
@@ -85,7 +85,7 @@ def step(projected: Tensor, weights: DeltaWeights, state: Tensor, tail: Tensor, 
             raise ValueError(
                 f"{name} must be contiguous {wanted} {tuple(shape)}, not {tensor.dtype} {tuple(tensor.shape)}"
             )
-    output = torch.empty((rows, values), dtype=dtype)
+    output = projected.new_empty((rows, values))
     failure = library.kaminari_delta_step(
         projected.data_ptr(),
         weights.convolution.data_ptr(),

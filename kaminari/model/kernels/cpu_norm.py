@@ -20,12 +20,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 def fits(x: Tensor) -> bool:
     """Whether the kernels are there and were made for tensors like this one."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype in _DTYPES
-        and x.stride(-1) == 1
-        and native_kernels().library is not None
-    )
+    return x.is_cpu and x.dtype in _DTYPES and x.stride(-1) == 1 and native_kernels().library is not None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, centred: bool) -> Tensor:
@@ -49,13 +44,15 @@ def turn(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor, *, cen
     """
     tokens, heads, head_dim = x.shape
     turned = cos.shape[-1]
-    _check(x, weight, cos, sin)
+    _check(x, weight)
+    if not cos.dtype == sin.dtype == x.dtype or not (cos.is_cpu and sin.is_cpu):
+        raise ValueError(f"no kernel for angles of {cos.dtype} and {sin.dtype} beside {x.dtype}")
     if head_dim > MAX_HEAD_DIM or turned > head_dim or turned % 2:
         raise ValueError(f"no kernel for heads of {head_dim} of which {turned} channels turn")
     if cos.shape != (tokens, 1, turned) or sin.shape != cos.shape:
         raise ValueError(f"angles {tuple(cos.shape)}, {tuple(sin.shape)} do not fit {tuple(x.shape)}")
     cos, sin = cos.contiguous(), sin.contiguous()
-    output = torch.empty((tokens, heads, head_dim), dtype=x.dtype)
+    output = x.new_empty((tokens, heads, head_dim))
     _need().kaminari_turn(
         x.data_ptr(),
         x.stride(0),
@@ -83,7 +80,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     if not fits(gate_up):
         raise ValueError(f"no kernel for {gate_up.dtype} on {gate_up.device}")
     gate_up = gate_up.contiguous()
-    output = torch.empty((rows, both // 2), dtype=gate_up.dtype)
+    output = gate_up.new_empty((rows, both // 2))
     _need().kaminari_swiglu(
         gate_up.data_ptr(), output.data_ptr(), rows, both // 2, gate_up.dtype == torch.bfloat16
     )
@@ -98,10 +95,11 @@ def _norm(
     rows, size = x.shape
     summed = x
     if added is not None:
-        _check(added, weight)
+        if added.dtype != x.dtype or not added.is_cpu:
+            raise ValueError(f"no kernel for {added.dtype} on {added.device} added to {x.dtype}")
         added = added.contiguous()
-        summed = torch.empty((rows, size), dtype=x.dtype)
-    output = torch.empty((rows, size), dtype=x.dtype)
+        summed = x.new_empty((rows, size))
+    output = x.new_empty((rows, size))
     _need().kaminari_rms_norm(
         x.data_ptr(),
         x.stride(0),
@@ -118,9 +116,9 @@ def _norm(
     return summed, output
 
 
-def _check(x: Tensor, weight: Tensor, *others: Tensor) -> None:
-    """Raise ValueError unless the kernels were made for x, and weight [size] and the others go with it."""
-    if not fits(x) or any(each.dtype != x.dtype or each.device != x.device for each in (weight, *others)):
+def _check(x: Tensor, weight: Tensor) -> None:
+    """Raise ValueError unless the kernels were made for x, and weight [size] goes with it."""
+    if not fits(x) or weight.dtype != x.dtype or not weight.is_cpu:
         raise ValueError(f"no kernel for {x.dtype} on {x.device} with a weight of {weight.dtype}")
     if weight.shape != x.shape[-1:] or not weight.is_contiguous():
         raise ValueError(f"a weight {tuple(weight.shape)} does not fit {tuple(x.shape)}")

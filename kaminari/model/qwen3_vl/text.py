@@ -34,14 +34,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        q, k, v = (
-            self.qkv(x)
-            .unflatten(-1, (-1, self.head_dim))
-            .split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        )
+        tokens = x.shape[0]
+        heads = self.qkv(x).view(tokens, -1, self.head_dim)
+        q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q = self.q_norm.turned(q, *rotation)
         k = self.k_norm.turned(k, *rotation)
-        output: Tensor = self.output(attend(q, k, v, layer, batch).flatten(1))
+        output: Tensor = self.output(attend(q, k, v, layer, batch).view(tokens, -1))
         return output
 
 

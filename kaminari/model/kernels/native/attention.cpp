@@ -34,7 +34,7 @@ struct Row {
   int64_t segments, work, partial;  // how many, the number of its first piece of work, where its results begin
 };
 
-// The dot products of QUERIES queries with KEYS keys that follow one another.
+// The dot products of QUERIES queries with KEYS keys, one or a multiple of four, that follow one another.
 template <int QUERIES, int KEYS, class T>
 void dot(const float* q, const T* keys, int64_t dim, float* scores) {
   Vec sums[QUERIES][KEYS] = {};
@@ -46,8 +46,16 @@ void dot(const float* q, const T* keys, int64_t dim, float* scores) {
       for (int i = 0; i < KEYS; ++i) sums[j][i] = fma(query, key[i], sums[j][i]);
     }
   }
-  for (int j = 0; j < QUERIES; ++j)
-    for (int i = 0; i < KEYS; ++i) scores[j * SEGMENT + i] = sum(sums[j][i]);
+  for (int j = 0; j < QUERIES; ++j) {
+    float* to = scores + j * SEGMENT;
+    if constexpr (KEYS == 1) {
+      float only[4];
+      sum4(sums[j][0], Vec{}, Vec{}, Vec{}, only);
+      *to = only[0];
+    } else {
+      for (int i = 0; i < KEYS; i += 4) sum4(sums[j][i], sums[j][i + 1], sums[j][i + 2], sums[j][i + 3], to + i);
+    }
+  }
 }
 
 template <int QUERIES, class T>

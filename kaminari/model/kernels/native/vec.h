@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -114,6 +115,25 @@ static inline float sum(Vec x) {
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 #else
   return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
+}
+
+// The sums of four vectors at once, each in the same order whatever the other three are.
+static inline void sum4(Vec a, Vec b, Vec c, Vec d, float* to) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m512 ab = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b);
+  const __m512 cd = _mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d);
+  const __m512 sixteen = _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(sixteen), _mm512_extractf32x8_ps(sixteen, 1));
+#else
+  const __m256 ab = _mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b);
+  const __m256 cd = _mm256_unpacklo_ps(c, d) + _mm256_unpackhi_ps(c, d);
+  const __m256 eight = _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+#endif
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)));
+#else
+  for (const Vec& x : {a, b, c, d}) *to++ = sum(x);
 #endif
 }
 
