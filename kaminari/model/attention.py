@@ -5,11 +5,13 @@ capacity, gathers nothing, and lets no row see another. `attend_rows` runs every
 torch's own attention, and is the oracle that other backends are compared with. On CUDA, where Triton is
 installed, a step whose rows have one to eight tokens each goes to `kaminari.model.kernels.split_kv`: it
 reads slots and lengths on the device. On a CPU, where our own kernels are built, every row of one to eight
-tokens goes to `kaminari.model.kernels.cpu_attention`, whatever the other rows of its step are.
+tokens goes to `kaminari.model.kernels.cpu_attention`, whatever the other rows of its step are, and longer
+rows too where it was made for their heads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 
@@ -62,25 +64,40 @@ def _triton_kernels(device_type: str) -> ModuleType | None:
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
     """`attend`, one row after the other, on every device and for every mix of lengths."""
     output = torch.empty_like(q)
-    _attend_longer_rows(q, k, v, layer, batch, 0, output)
+    _attend_longer_rows(q, k, v, layer, batch, 0, _attend_row, output)
     return output
 
 
 def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
-    """`attend`, short rows through the kernel and the others as `attend_rows` does them."""
+    """`attend`: short rows through one kernel, and longer ones through another that was made for them."""
     most = cpu_attention.MAX_QUERIES
-    if min(batch.host.q_lens) > most:
-        return attend_rows(q, k, v, layer, batch)
-    output = cpu_attention.attend(q, k, v, layer.keys, layer.values, batch.slots, batch.q_lens, batch.kv_lens)
+    if min(batch.host.q_lens) <= most:
+        output = cpu_attention.attend(
+            q, k, v, layer.keys, layer.values, batch.slots, batch.q_lens, batch.kv_lens
+        )
+    else:
+        output = torch.empty_like(q)
     if max(batch.host.q_lens) > most:
-        _attend_longer_rows(q, k, v, layer, batch, most, output)
+        fits = cpu_attention.fits_prompt(q, layer.keys)
+        attend_row = cpu_attention.attend_prompt if fits else _attend_row
+        _attend_longer_rows(q, k, v, layer, batch, most, attend_row, output)
     return output
 
 
 def _attend_longer_rows(
-    q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch, more_than: int, output: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: AttentionKV,
+    batch: StepBatch,
+    more_than: int,
+    attend_row: Callable[[Tensor, Tensor, Tensor], Tensor],
+    output: Tensor,
 ) -> None:
-    """Write and attend for every row of more than so many new tokens; the others' output stays."""
+    """Write and attend for every row of more than so many new tokens; the others' output stays.
+
+    attend_row:  as `_attend_row`
+    """
     rows = batch.host
     start = 0
     for slot, q_len, kv_len in zip(rows.slots, rows.q_lens, rows.kv_lens, strict=True):
@@ -90,7 +107,7 @@ def _attend_longer_rows(
             values = layer.values[slot, :, :kv_len]
             keys[:, kv_len - q_len :].copy_(k[start:stop].transpose(0, 1))
             values[:, kv_len - q_len :].copy_(v[start:stop].transpose(0, 1))
-            output[start:stop] = _attend_row(q[start:stop], keys, values)
+            output[start:stop] = attend_row(q[start:stop], keys, values)
         start = stop
 
 

@@ -1,9 +1,10 @@
-"""Attention of decode steps and draft checks on a CPU: the C++ of `native/attention.cpp`, for torch tensors.
+"""Attention on a CPU: the C++ of `native/attention.cpp` and `native/prompt.cpp`, for torch tensors.
 
-Rows of one to eight new tokens, in any mix of lengths. Scores, weights and sums are float32 also where keys
-and values are bfloat16, which is more exact than torch's own attention: that rounds the weights. The keys of
-a row are cut into segments of a fixed size, so a row's result is the same bits whatever its neighbours, the
-capacity and the threads are. This module never chooses where it is used: `kaminari.model.attention` does.
+`attend` takes a step's rows of one to eight new tokens, in any mix of lengths; `attend_prompt` one row of
+many. Scores, weights and sums are float32 also where keys and values are bfloat16, which is more exact than
+torch's own attention: that rounds the weights. Both walk a row's keys in parts of a fixed size, so a row's
+result is the same bits whatever its neighbours, the capacity and the threads are. This module never chooses
+where it is used: `kaminari.model.attention` does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from kaminari.model.kernels.native.build import native_kernels
 MAX_QUERIES = 8
 """New tokens per row; rows of more are left alone."""
 
+_MAX_PROMPT_HEAD_DIM = 128
+_MAX_GROUP = 128
 _HEAD_STEP = 16
 _MAX_HEAD_DIM = 256
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -52,8 +55,8 @@ def attend(
     slots:         [R] int64, distinct
     q_lens:        [R] int32, of sum T
     kv_lens:       [R] int32, counted after this step's tokens
-    returns:       [T, heads, head_dim]; undefined for the tokens of rows of more than `MAX_QUERIES`, of
-                   which nothing is written either
+    returns:       [T, heads, head_dim], contiguous; undefined for the tokens of rows of more than
+                   `MAX_QUERIES`, of which nothing is written either
 
     Raises ValueError, before anything is written, for what it was not made for or does not fit together.
     """
@@ -109,6 +112,52 @@ def attend(
             f"rows of {q_lens.tolist()} new tokens, {kv_lens.tolist()} in all, in slots {slots.tolist()} "
             f"do not fit {tokens} tokens and {slot_count} slots of {capacity}"
         )
+    return output
+
+
+def fits_prompt(q: Tensor, keys: Tensor) -> bool:
+    """Whether `attend_prompt` was made for q [T, heads, head_dim] and keys [..., kv_heads, n, head_dim]."""
+    return fits(q, keys) and q.shape[2] <= _MAX_PROMPT_HEAD_DIM and q.shape[1] // keys.shape[-3] <= _MAX_GROUP
+
+
+def attend_prompt(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention of one row's last tokens over its keys and values, which are written already.
+
+    q:             [tokens, heads, head_dim]
+    keys, values:  [kv_heads, length, head_dim], each head's contiguous, as parts of a slot are
+    returns:       [tokens, heads, head_dim]
+
+    A token's result is the same bits however the row was cut into chunks. Raises ValueError for what it was
+    not made for or does not fit together.
+    """
+    library = native_kernels().library
+    if library is None or not fits_prompt(q, keys):
+        raise ValueError(f"no kernel for {q.dtype} heads of {q.shape[-1]} on {q.device}")
+    tokens, heads, head_dim = q.shape
+    kv_heads, length, _ = keys.shape
+    if not q.dtype == keys.dtype == values.dtype:
+        raise ValueError(f"queries of {q.dtype} beside {keys.dtype} and {values.dtype}")
+    if keys.shape[2] != head_dim or values.shape != keys.shape or heads % kv_heads or tokens > length:
+        raise ValueError(f"queries {tuple(q.shape)} do not fit {tuple(keys.shape)} and {tuple(values.shape)}")
+    if keys.stride() != values.stride() or keys.stride()[1:] != (head_dim, 1):
+        raise ValueError("keys and values must lie alike, and each head's one behind the other")
+    q = _side_by_side(q)
+    output = q.new_empty((tokens, heads, head_dim))
+    library.kaminari_attend_prompt(
+        q.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        output.data_ptr(),
+        q.stride(0),
+        keys.stride(0),
+        tokens,
+        heads,
+        kv_heads,
+        length,
+        head_dim,
+        head_dim**-0.5,
+        q.dtype == torch.bfloat16,
+    )
     return output
 
 

@@ -217,18 +217,69 @@ def test_a_draft_s_tokens_are_those_of_single_steps() -> None:
         assert torch.equal(single.answer(), together[one])
 
 
-def test_long_rows_of_a_step_are_torch_s_and_short_ones_the_kernel_s() -> None:
-    mixed = case([300, 40, 9, 20], [1, 30, 9, 8])
-    wanted = attend_rows(mixed.q, mixed.k, mixed.v, mixed.layer, mixed.batch)
-    written = mixed.layer.keys.clone()
-    mixed.layer.keys[:, :, 10:40].fill_(torch.nan)  # the 30 new tokens of one row, and some of another
-    again = case([300, 40, 9, 20], [1, 30, 9, 8])
-    answer = attend(again.q, again.k, again.v, again.layer, again.batch)
-    assert torch.equal(again.layer.keys.nan_to_num(7.0), written.nan_to_num(7.0))
-    assert torch.equal(answer[1:40], wanted[1:40])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(1, 1, 16), (4, 2, 32), (6, 2, 80), (16, 8, 128), (7, 1, 96)]
+)
+@pytest.mark.parametrize(("new", "length"), [(9, 9), (64, 65), (65, 130), (127, 127), (130, 300)])
+def test_prompts(new: int, length: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    one = case([length], new, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    attend_rows(one.q, one.k, one.v, one.layer, one.batch)  # writes
+    _, slot, _ = one.row(0)
+    keys, values = one.layer.keys[slot, :, :length], one.layer.values[slot, :, :length]
+    wanted, bound = in_float64(one.q, keys, values)
+    answer = cpu_attention.attend_prompt(one.q, keys, values)
+    assert (answer.double() - wanted).abs().le(bound).all()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neither_chunks_nor_threads_change_a_bit_of_a_prompt(dtype: torch.dtype) -> None:
+    one = case([210], 210, heads=6, dtype=dtype)
+    attend_rows(one.q, one.k, one.v, one.layer, one.batch)
+    _, slot, _ = one.row(0)
+    keys, values = one.layer.keys[slot], one.layer.values[slot]
+    torch.set_num_threads(1)
+    whole = cpu_attention.attend_prompt(one.q, keys[:, :210], values[:, :210])
+    for count, chunk in ((1, 9), (2, 64), (3, 77), (2, 210)):
+        torch.set_num_threads(count)
+        for start in range(0, 210, chunk):
+            stop = min(start + chunk, 210)
+            answer = cpu_attention.attend_prompt(one.q[start:stop], keys[:, :stop], values[:, :stop])
+            assert torch.equal(answer, whole[start:stop])
+
+
+def test_long_and_short_rows_of_a_step_go_to_a_kernel_each() -> None:
+    rows = [300, 40, 9, 20], [1, 30, 9, 8]
+    plain, mixed = case(*rows), case(*rows)
+    attend_rows(plain.q, plain.k, plain.v, plain.layer, plain.batch)
+    answer = attend(mixed.q, mixed.k, mixed.v, mixed.layer, mixed.batch)
+    assert torch.equal(mixed.layer.keys.nan_to_num(7.0), plain.layer.keys.nan_to_num(7.0))
+    assert torch.equal(mixed.layer.values.nan_to_num(7.0), plain.layer.values.nan_to_num(7.0))
     for number in (0, 3):
-        tokens = again.row(number)[0]
-        assert torch.equal(answer[tokens], again.alone(number).answer())
+        assert torch.equal(answer[mixed.row(number)[0]], mixed.alone(number).answer())
+    for number in (1, 2):
+        tokens, slot, length = mixed.row(number)
+        keys, values = mixed.layer.keys[slot, :, :length], mixed.layer.values[slot, :, :length]
+        assert torch.equal(answer[tokens], cpu_attention.attend_prompt(mixed.q[tokens], keys, values))
+
+
+def test_what_does_not_fit_a_prompt_is_refused() -> None:
+    keys = torch.zeros(2, 30, 32)
+    q = torch.zeros(10, 4, 32)
+    for message, given in [
+        ("no kernel", (q.half(), keys.half(), keys.half())),
+        ("no kernel", (torch.zeros(10, 4, 24), torch.zeros(2, 30, 24), torch.zeros(2, 30, 24))),
+        ("no kernel", (torch.zeros(10, 4, 256), torch.zeros(2, 30, 256), torch.zeros(2, 30, 256))),
+        ("queries of", (q, keys.bfloat16(), keys)),
+        ("do not fit", (q[:, :3], keys, keys)),
+        ("do not fit", (q, keys[:, :9], keys[:, :9])),
+        ("do not fit", (q, keys, keys[:, :29])),
+        ("lie alike", (q, keys, torch.zeros(2, 40, 32)[:, :30])),
+        ("lie alike", (q, torch.zeros(30, 2, 32).transpose(0, 1), torch.zeros(30, 2, 32).transpose(0, 1))),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            cpu_attention.attend_prompt(*given)
 
 
 def test_nan_in_a_query_stays_visible_and_in_its_row() -> None:
