@@ -34,7 +34,7 @@ def quantized_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> LinearKerne
 
 
 class AtenInt8Linear(DequantizingKernel):
-    """`aten::_weight_int8pack_mm` over bfloat16 rows; its scales would be rounded to bfloat16, so ours follow."""
+    """`aten::_weight_int8pack_mm` over bfloat16 rows; it would round the scales, so they follow behind it."""
 
     def __init__(self, weight: Int8Weight) -> None:
         super().__init__(weight)
