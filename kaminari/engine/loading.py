@@ -39,7 +39,7 @@ from kaminari.model.family import (
     find_family,
 )
 from kaminari.model.hub import download_checkpoint
-from kaminari.model.kernels.native.build import allow_native, running_word
+from kaminari.model.kernels.native.build import allow_native, native_kernels
 from kaminari.model.loading import OpenCheckpoint
 from kaminari.model.packs.placing import PackedLinears
 from kaminari.model.packs.reading import Pack, open_pack
@@ -160,7 +160,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         cache_bytes=plan.capacity.cache_bytes,
         demo=isinstance(settings.model.source, Demo),
         aliases=settings.model.aliases,
-        kernels=running_word() if plan.device.type == "cpu" else "",
+        kernels=native_kernels().word if plan.device.type == "cpu" else "",
         pipeline_depth=pipeline_depth(settings, plan.device),
     )
     return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)

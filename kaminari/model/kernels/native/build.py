@@ -96,11 +96,6 @@ def allow_native(allowed: bool) -> None:
         native_kernels.cache_clear()
 
 
-def running_word() -> str:
-    """`native_kernels().word` where a loaded model has asked for them, else plain `aten`."""
-    return native_kernels().word if native_kernels.cache_info().currsize else "aten"
-
-
 def foreseen_word(allowed: bool = True) -> str:
     """What `native_kernels().word` will most likely be, told without building anything."""
     if not allowed:
