@@ -4,8 +4,8 @@ Tolerances are 1e-5 relative plus, absolute: 2e-5 for the patch embedding, where
 reference's convolution and sums in another order; 1e-4 for the tower behind it and 2e-4 for the decoder on
 our vision rows, which carry that difference through their layers; 2e-5 for the decoder on the reference's
 own vision rows, in torch's operators; 1e-4 with our own kernels, which sum in another order: the reference
-lies up to 8e-5 from its layers in float64, and so does our decoder. Activations reach tens, and a mistake shows
-as a difference above 1e-2.
+lies up to 8e-5 from its layers in float64, and so does our decoder. Activations reach tens, and a mistake
+shows as a difference above 1e-2.
 """
 
 from __future__ import annotations
