@@ -86,7 +86,8 @@ inline float total(const Sums& sums) {
 
 // `x` and `out` begin with the tile's first row; `weight` with the first of SIDES or fewer outputs.
 template <int ROWS, int SIDES>
-void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs, int64_t there) {
+void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs,
+              int64_t there) {
   const uint16_t* line[SIDES];
   // where there are fewer, the last one stands in for the others, and is not written
   for (int64_t n = 0; n < SIDES; n++) line[n] = weight + std::min(n, there - 1) * columns;
@@ -114,7 +115,8 @@ void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t 
 
 // All of [first, last) for a tile of rows.
 template <int ROWS>
-void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs, int64_t first, int64_t last) {
+void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs,
+              int64_t first, int64_t last) {
   constexpr int SIDES = ROWS == 1 ? 1 : OUTPUTS;
   for (int64_t n = first; n < last; n += SIDES)
     products<ROWS, SIDES>(x, weight + n * columns, out + n, columns, outputs, std::min<int64_t>(SIDES, last - n));
