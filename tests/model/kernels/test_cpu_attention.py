@@ -291,6 +291,23 @@ def test_nan_in_a_query_stays_visible_and_in_its_row() -> None:
     assert not answer[1].isnan().any()
 
 
+def test_nan_in_a_key_stays_visible_in_what_reads_it() -> None:
+    one = case([300, 300], 20)
+    attend_rows(one.q, one.k, one.v, one.layer, one.batch)
+    _, slot, length = one.row(0)
+    keys, values = one.layer.keys[slot, :, :length], one.layer.values[slot, :, :length]
+    keys[1, 290, 5] = torch.nan
+    answer = cpu_attention.attend_prompt(one.q[:20], keys, values)
+    assert answer[10:, 2:].isnan().all()
+    assert not answer[:10].isnan().any()
+    assert not answer[:, :2].isnan().any()
+    for place, seen in ((9, False), (10, True)):
+        step = batch_of([slot], [1], [281 + place])
+        token = slice(place, place + 1)
+        single = Case(one.q[token], keys[:, 280 + place].clone()[None], one.v[token], one.layer, step)
+        assert single.answer()[0, 2:].isnan().all().item() is seen
+
+
 def test_what_it_was_not_made_for_goes_to_torch() -> None:
     def fits(head_dim: int, dtype: torch.dtype, device: str = "cpu") -> bool:
         keys = torch.empty(1, 1, 4, head_dim, dtype=dtype, device=device)

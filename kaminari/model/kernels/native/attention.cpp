@@ -94,7 +94,8 @@ void weigh_all(const float* weights, const T* values, int64_t count, int64_t dim
   for (; d < dim; d += LANES) weigh<QUERIES, 1>(weights, values + d, count, dim, out + d, out_stride);
 }
 
-// Turns the first `seen` of `count` scores into weights e^(score - largest) and the rest into zeros.
+// Turns the first `seen` of `count` scores into weights e^(score - largest) and the rest into zeros. A score that is
+// no number is never the largest, and its weight, hence the sum, is none either.
 void soften(float* scores, int64_t seen, int64_t count, float* largest_score, float* total) {
   for (int64_t i = seen; i < (count + LANES - 1) / LANES * LANES; ++i) scores[i] = NOTHING;
   Vec top = all(NOTHING);

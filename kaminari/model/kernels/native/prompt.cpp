@@ -79,7 +79,8 @@ void weigh(const float* weights, const float* values, const float* shrink, int64
     for (int w = 0; w < WIDTH; ++w) store(sums + j * dim + w * LANES, added[j][w]);
 }
 
-// Turns one query's scores into weights beside the largest score so far; returns what older sums shrink by.
+// Turns one query's scores into weights beside the largest score so far; returns what older sums shrink by. A score
+// that is no number is never the largest, and its weight, hence the sum, is none either.
 float soften(float* scores, int64_t seen, float* top, float* total) {
   for (int64_t i = seen < 0 ? 0 : seen; i < BLOCK; ++i) scores[i] = NOTHING;
   Vec largest_yet = all(*top);

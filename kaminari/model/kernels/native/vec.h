@@ -137,16 +137,32 @@ static inline void sum4(Vec a, Vec b, Vec c, Vec d, float* to) {
 #endif
 }
 
-// A NaN among the numbers is the largest of them.
-static inline Vec larger(Vec a, Vec b) { return (a > b) | (a != a) ? a : b; }
+// b where one of the two is no number.
+static inline Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 static inline float largest(Vec x) {
-  float parts[LANES];
-  store(parts, x);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i)
-      if (parts[i + width] > parts[i] || parts[i + width] != parts[i + width]) parts[i] = parts[i + width];
-  return parts[0];
+#if defined(__AVX512F__)
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#elif defined(__AVX2__)
+  const __m256 eight = x;
+#endif
+#if defined(__AVX2__)
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+#else
+  float most = x[0];
+  for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+#endif
 }
 
 // e^x within a unit in the last place: e^x = 2^n e^r with |r| <= ln(2) / 2, and e^r by its series. Below -87.3
