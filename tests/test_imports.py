@@ -71,7 +71,7 @@ def test_light_modules_load_without_torch(module: str) -> None:
 
 def test_the_engine_names_no_family() -> None:
     packages = {path.name for path in (PACKAGE / "model").iterdir() if (path / "__init__.py").exists()}
-    names = packages - {"kernels"}
+    names = packages - {"kernels", "packs"}
     assert "qwen3_vl" in names
     for path in modules_of("engine") + modules_of("openai_api"):
         text = path.read_text(encoding="utf-8")

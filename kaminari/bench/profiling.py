@@ -1,8 +1,9 @@
 """Where a decode step's time goes, by component, as `torch.profiler` sees it.
 
-An operator belongs to the innermost named range that it runs in. What runs outside the model is sampling;
-what is left of an ordinary step's median, in which no operator runs, is the host's. Operators are a little
-slower while they are watched, so the host's part is a little too small.
+An operator belongs to the innermost named range that it runs in, and so, on a CPU, does what a component
+does outside of operators: our own kernels, and the Python around them. What runs outside the model is
+sampling; what is left of an ordinary step's median is the host's. Everything is a little slower while it is
+watched, so the host's part is a little too small.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from kaminari.bench.recorder import Case
 from kaminari.bench.result import Share
 from kaminari.bench.session import Session, random_prompt
 from kaminari.model.family import VisionLanguageModel
-from kaminari.model.layers import SwiGLU
+from kaminari.model.layers import Norm, SwiGLU
 from kaminari.model.linear import Linear
 
 MARK = "kaminari: "
-HOST, SAMPLING = "host", "sampling"
+AROUND, HOST, SAMPLING = "embedding, rotation, sums", "host", "sampling"
 PROFILED_STEPS = 3
 PLAIN_STEPS = 8
 
@@ -58,7 +59,7 @@ def shares(case: Case, parts: dict[str, float], whole: float) -> list[Share]:
 
 
 def attribute(work: Callable[[], object], device: torch.device) -> dict[str, float]:
-    """Seconds of operators by the range that they ran in."""
+    """Seconds by the range that they were spent in."""
     # the profiler's library tells of its starts and stops on stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [ProfilerActivity.CPU]
@@ -68,7 +69,7 @@ def attribute(work: Callable[[], object], device: torch.device) -> dict[str, flo
         work()
     parts: dict[str, float] = defaultdict(float)
     for event in profiled.events():
-        if event.name.startswith(MARK):
+        if event.name.startswith(MARK) and (device.type == "cuda" or event.name == MARK + AROUND):
             continue
         microseconds = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
         parts[_range_of(event)] += microseconds / 1e6
@@ -84,7 +85,10 @@ def named_ranges(model: VisionLanguageModel) -> Iterator[None]:
         for part in text.modules():
             if (name := component_of(part)) is not None:
                 _watch(part, name, undo)
-        for verb, name in (("forward", "embedding, rotation, sums"), ("head", "head")):
+            if isinstance(part, Norm):
+                for verb in ("behind", "turned"):
+                    _wrap(part, verb, "norms", undo)
+        for verb, name in (("forward", AROUND), ("head", "head")):
             _wrap(network, verb, name, undo)
         yield
 
@@ -93,7 +97,7 @@ def component_of(part: nn.Module) -> str | None:
     """What a module of a decoder is called, or None where it belongs to what it stands in."""
     if isinstance(part, Linear):
         return "projections"
-    if type(part).__name__.endswith("RMSNorm"):
+    if isinstance(part, Norm):
         return "norms"
     if isinstance(part, SwiGLU):
         return "activation"
@@ -116,15 +120,15 @@ def _watch(part: nn.Module, name: str, undo: ExitStack) -> None:
     undo.callback(part.register_forward_hook(leave).remove)
 
 
-def _wrap(model: Any, verb: str, name: str, undo: ExitStack) -> None:
-    whole = getattr(model, verb)
+def _wrap(owner: Any, verb: str, name: str, undo: ExitStack) -> None:
+    whole = getattr(owner, verb)
 
     def ranged(*args: object) -> object:
         with record_function(MARK + name):
             return whole(*args)
 
-    setattr(model, verb, ranged)
-    undo.callback(delattr, model, verb)
+    setattr(owner, verb, ranged)
+    undo.callback(delattr, owner, verb)
 
 
 def _range_of(event: Any) -> str:

@@ -84,7 +84,7 @@ def describe(settings: Settings, plan: ModelPlan) -> Subject:
         device=plan.device.type,
         dtype=_spell(plan.dtypes.decoder),
         vision_dtype=_spell(plan.dtypes.vision),
-        quantization="none",
+        quantization="none" if plan.pack is None else plan.pack.header.word,
         threads=cpu_threads(settings.engine.threads, plan.footprint.weights),
         weight_bytes=plan.capacity.weight_bytes,
     )

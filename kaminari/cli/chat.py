@@ -43,7 +43,8 @@ def run(argv: Sequence[str]) -> int:
         if command.args.ask is not None:
             return 0 if chat.say(command.args.ask) else 1
         info = engine.info
-        console.print(f"{info.model} on {info.device}, {info.dtype}. /help lists the commands.", style="dim")
+        precision = info.dtype if info.quantization == "none" else f"{info.dtype}, {info.quantization}"
+        console.print(f"{info.model} on {info.device}, {precision}. /help lists the commands.", style="dim")
         return _converse(chat, console)
 
 

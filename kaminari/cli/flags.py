@@ -54,12 +54,17 @@ def command_parser(command: str, description: str) -> CommandParser:
     )
 
 
-def add_settings_flags(parser: CommandParser, groups: Collection[str] | None = None) -> None:
-    """Add MODEL and a flag for every field of the named groups of settings (None: of all)."""
+def add_settings_flags(
+    parser: CommandParser, groups: Collection[str] | None = None, *, but: Collection[str] = ()
+) -> None:
+    """Add MODEL and a flag for every field of the named groups of settings (None: of all).
+
+    but:  names of fields that the command has no use for
+    """
     sections: dict[str, argparse._ArgumentGroup] = {}
     for field in setting_fields():
         group = field.path[0]
-        if groups is not None and group not in groups:
+        if (groups is not None and group not in groups) or field.name in but:
             continue
         parser.fields += (field,)
         if field.path == POSITIONAL:

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "smoke": Command("kaminari.cli.smoke", "ask a running server simple questions about pictures"),
     "verify": Command("kaminari.cli.verify", "hold a model to the reference, stage by stage"),
     "bench": Command("kaminari.cli.bench", "measure a model beside the machine's limits and its peers"),
+    "quantize": Command("kaminari.cli.quantize", "make an int8 or int4 pack of a model"),
     "config": Command("kaminari.cli.config", "print the effective settings and where each came from"),
     "doctor": Command(
         "kaminari.cli.doctor", "say whether this machine can serve a model, and what is missing"

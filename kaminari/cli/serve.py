@@ -136,8 +136,9 @@ def ready_text(info: EngineInfo, url: str) -> str:
     """What a person needs to know once requests are served; the first line holds all the facts."""
     lines = [
         f"kaminari {__version__} is ready at {url}: model {info.model}, device {info.device}, "
-        f"dtype {info.dtype}, {info.slots} {'slot' if info.slots == 1 else 'slots'}, "
-        f"context {info.context} tokens"
+        f"dtype {info.dtype}{_quantized(info.quantization)}, "
+        f"{f'kernels {info.kernels}, ' if info.kernels else ''}"
+        f"{info.slots} {'slot' if info.slots == 1 else 'slots'}, context {info.context} tokens"
     ]
     if info.demo:
         lines += [
@@ -151,6 +152,10 @@ def ready_text(info: EngineInfo, url: str) -> str:
         f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
     ]
     return "\n".join(lines)
+
+
+def _quantized(pack: str) -> str:
+    return "" if pack == "none" else f", quantized {pack}"
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kaminari.verify.trace import Trace
     from kaminari.verify.verifying import Fault, Report
 
-ABOUT_PICTURES = "Describe what you see."
 MODES = ("isolated", "through", "both")
 
 
@@ -55,6 +54,12 @@ def run(argv: Sequence[str]) -> int:
     command = parse_command(parser, argv)
     args = command.args
     _check(args)
+    if command.settings.model.pack_folder is not None:
+        raise CommandError(
+            "verify holds the checkpoint's own weights to the reference: use --quantization none; "
+            "`kaminari quantize --report` measures a pack",
+            exit_code=USAGE,
+        )
     progress = Console(stderr=True, highlight=False, quiet=args.json)
     with progress.status("starting") as status:
         trace, report = verify(
@@ -127,15 +132,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _prompts(args: argparse.Namespace) -> tuple[Prompt, ...]:
-    from kaminari.verify.prompts import Prompt, built_in
+    from kaminari.verify.prompts import chosen
 
-    if args.ask is None and not args.image:
-        return built_in()
     try:
-        pictures = tuple(Path(name).read_bytes() for name in args.image)
+        return chosen(args.ask, args.image)
     except OSError as error:
         raise CommandError(f"cannot read the picture {error.filename}: {error.strerror}") from error
-    return (Prompt("yours", args.ask or ABOUT_PICTURES, pictures),)
 
 
 def _dtypes(settings: ModelSettings) -> tuple[Any, Any]:

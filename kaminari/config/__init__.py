@@ -2,11 +2,20 @@
 
 from kaminari.config.loading import load_settings
 from kaminari.config.problems import ConfigError, Problem
+from kaminari.config.quantization import (
+    NoQuantization,
+    PackFolder,
+    PackFormat,
+    StandardPack,
+    parse_quantization,
+    standard_place,
+)
 from kaminari.config.settings import (
     BudgetSettings,
     DeviceChoice,
     DtypeChoice,
     EngineSettings,
+    KernelChoice,
     LogLevel,
     MediaSettings,
     ModelSettings,
@@ -26,15 +35,22 @@ __all__ = [
     "EngineSettings",
     "Folder",
     "Hub",
+    "KernelChoice",
     "LogLevel",
     "MediaSettings",
     "ModelSettings",
     "ModelSource",
+    "NoQuantization",
+    "PackFolder",
+    "PackFormat",
     "PictureMode",
     "PictureSettings",
     "Problem",
     "ServerSettings",
     "Settings",
+    "StandardPack",
     "load_settings",
+    "parse_quantization",
     "parse_source",
+    "standard_place",
 ]

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from kaminari.config.quantization import (
+    NoQuantization,
+    PackFolder,
+    Quantization,
+    StandardPack,
+    standard_place,
+)
 from kaminari.config.source import Demo, ModelSource
 from kaminari.config.units import (
     ApiKeys,
@@ -49,6 +57,13 @@ class DeviceChoice(StrEnum):
     CUDA = "cuda"
 
 
+class KernelChoice(StrEnum):
+    """auto: our own C++ kernels where they can be built; aten: torch's alone."""
+
+    AUTO = "auto"
+    ATEN = "aten"
+
+
 class PictureMode(StrEnum):
     """native: the reference's own smart resize; letterbox: onto the aspect-closest grid of the budget."""
 
@@ -83,8 +98,17 @@ class ModelSettings(Group):
     vision_dtype: DtypeChoice = Field(
         default=DtypeChoice.AUTO, description="precision of the vision tower; auto: that of the decoder"
     )
+    quantization: Quantization = Field(
+        default=NoQuantization(),
+        description="int8 or int4: from the model's pack, made by `kaminari quantize`; or a pack's folder; "
+        "none: the checkpoint's own weights",
+    )
     device: DeviceChoice = Field(
         default=DeviceChoice.AUTO, description="where the model runs; auto: cuda where there is one, else cpu"
+    )
+    kernels: KernelChoice = Field(
+        default=KernelChoice.AUTO,
+        description="kernels on a CPU; auto: our own, built once if there is a C++ compiler; aten: torch's",
     )
     served_name: Name | None = Field(
         default=None,
@@ -96,6 +120,15 @@ class ModelSettings(Group):
     def name(self) -> str:
         """The name that the API serves the model under."""
         return self.served_name or self.source.name
+
+    @property
+    def pack_folder(self) -> Path | None:
+        """Where the pack lies that is asked for; None where none is."""
+        if isinstance(self.quantization, PackFolder):
+            return self.quantization.path
+        if isinstance(self.quantization, StandardPack):
+            return standard_place(self.source, self.quantization.format)
+        return None
 
 
 class EngineSettings(Group):

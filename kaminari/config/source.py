@@ -72,21 +72,23 @@ def parse_source(text: str) -> Demo | Folder | Hub:
     text = text.strip()
     if text == "demo":
         return Demo()
-    if text.startswith((".", "/", "~")) or _exists(text):
-        return Folder(_expand(text))
+    if text.startswith((".", "/", "~")) or path_exists(text):
+        return Folder(expand_path(text))
     if match := _HUB_ID.fullmatch(text):
         return Hub(match["repo"], match["revision"])
     raise ValueError('neither "demo", nor a folder that exists, nor a hub id of the form org/name')
 
 
-def _exists(text: str) -> bool:
+def path_exists(text: str) -> bool:
+    """Whether anything is at a path that may not even be one."""
     try:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):
         return False
 
 
-def _expand(text: str) -> Path:
+def expand_path(text: str) -> Path:
+    """Expand ~. Raises `ValueError`."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

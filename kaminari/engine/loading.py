@@ -9,7 +9,17 @@ from pathlib import Path
 import torch
 
 import kaminari
-from kaminari.config import Demo, Folder, ModelSource, PictureMode, PictureSettings, Settings
+from kaminari.config import (
+    Demo,
+    Folder,
+    KernelChoice,
+    ModelSettings,
+    ModelSource,
+    PictureMode,
+    PictureSettings,
+    Settings,
+    StandardPack,
+)
 from kaminari.engine.capacity import Capacity, plan_capacity, usable_memory
 from kaminari.engine.conversation import Detail
 from kaminari.engine.frontend import Frontend, PictureRules
@@ -19,6 +29,7 @@ from kaminari.engine.memory import available_memory
 from kaminari.engine.placement import Dtypes, cpu_threads, prefill_chunk, resolve_device, resolve_dtypes
 from kaminari.engine.sampling_table import SAMPLING_TABLE_BYTES
 from kaminari.model.family import (
+    CheckpointError,
     Family,
     Footprint,
     LoadOptions,
@@ -28,6 +39,10 @@ from kaminari.model.family import (
     find_family,
 )
 from kaminari.model.hub import download_checkpoint
+from kaminari.model.kernels.native.build import allow_native, native_kernels
+from kaminari.model.loading import OpenCheckpoint
+from kaminari.model.packs.placing import PackedLinears
+from kaminari.model.packs.reading import Pack, open_pack
 
 Progress = Callable[[int, int], None]
 DEMO_FOLDER = Path(kaminari.__file__).parent / "demo"
@@ -42,6 +57,7 @@ class ModelPlan:
     prompt_format: PromptFormat
     device: torch.device
     dtypes: Dtypes
+    pack: Pack | None
     footprint: Footprint
     memory: int
     capacity: Capacity
@@ -66,6 +82,26 @@ def checkpoint_folder(source: ModelSource) -> Path:
     return download_checkpoint(source.repo, source.revision)
 
 
+def find_pack(settings: ModelSettings, checkpoint: OpenCheckpoint, family: str) -> Pack:
+    """Open the pack that the settings ask for. Raises `CheckpointError`."""
+    folder, quantization = settings.pack_folder, settings.quantization
+    assert folder is not None
+    command = f"kaminari quantize {settings.source} --to"
+    if not folder.is_dir():
+        if isinstance(quantization, StandardPack):
+            raise CheckpointError(
+                f"there is no {quantization} pack of {settings.source} in {folder}; "
+                f"make it with: {command} {quantization}"
+            )
+        raise CheckpointError(f"there is no pack in {folder}; make it with: {command} int4 -o {folder}")
+    pack = open_pack(folder, checkpoint, family)
+    if isinstance(quantization, StandardPack) and pack.header.format is not quantization.format:
+        raise CheckpointError(
+            f"{folder} holds an {pack.header.format} pack; make the other with: {command} {quantization}"
+        )
+    return pack
+
+
 def plan_model(settings: Settings) -> ModelPlan:
     """Settle everything that can be known without reading a weight.
 
@@ -77,6 +113,11 @@ def plan_model(settings: Settings) -> ModelPlan:
     family = find_family(folder)
     prompt_format = family.prompt_format(folder)
     footprint = family.footprint(folder, dtypes.decoder, dtypes.vision)
+    pack = None
+    if settings.model.pack_folder is not None:
+        checkpoint = family.open(folder)
+        pack = find_pack(settings.model, checkpoint, family.name)
+        footprint = PackedLinears(checkpoint, pack).footprint(footprint, dtypes.decoder)
     memory = usable_memory(available_memory(device), settings.engine.memory_limit)
     capacity = plan_capacity(
         footprint,
@@ -87,7 +128,7 @@ def plan_model(settings: Settings) -> ModelPlan:
         tables=logit_table_bytes(footprint.vocab_size, len(prompt_format.end_token_ids))
         + SAMPLING_TABLE_BYTES,
     )
-    return ModelPlan(folder, family, prompt_format, device, dtypes, footprint, memory, capacity)
+    return ModelPlan(folder, family, prompt_format, device, dtypes, pack, footprint, memory, capacity)
 
 
 def load_model(settings: Settings, progress: Progress | None = None) -> LoadedModel:
@@ -101,7 +142,8 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
     frontend = Frontend(
         plan.folder, plan.prompt_format, picture_rules(settings.pictures), plan.capacity.context
     )
-    options = LoadOptions(plan.device, plan.dtypes.decoder, plan.dtypes.vision, progress)
+    options = LoadOptions(plan.device, plan.dtypes.decoder, plan.dtypes.vision, progress, plan.pack)
+    allow_native(settings.model.kernels is KernelChoice.AUTO)
     model = plan.family.load(plan.folder, options)
     info = EngineInfo(
         model=settings.model.name,
@@ -109,7 +151,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         device=str(plan.device),
         dtype=_spell(plan.dtypes.decoder),
         vision_dtype=_spell(plan.dtypes.vision),
-        quantization="none",
+        quantization="none" if plan.pack is None else plan.pack.header.word,
         slots=plan.capacity.slots,
         context=plan.capacity.context,
         vocab_size=model.vocab_size,
@@ -118,6 +160,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         cache_bytes=plan.capacity.cache_bytes,
         demo=isinstance(settings.model.source, Demo),
         aliases=settings.model.aliases,
+        kernels=native_kernels().word if plan.device.type == "cpu" else "",
         pipeline_depth=pipeline_depth(settings, plan.device),
         prefill_chunk=prefill_chunk(settings.engine.prefill_chunk, plan.capacity.weight_bytes, plan.device),
     )

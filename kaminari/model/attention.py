@@ -4,11 +4,14 @@ This module owns the layout of the cache's reads and writes. It reads each row's
 capacity, gathers nothing, and lets no row see another. `attend_rows` runs everywhere, row by row through
 torch's own attention, and is the oracle that other backends are compared with. On CUDA, where Triton is
 installed, a step whose rows have one to eight tokens each goes to `kaminari.model.kernels.split_kv`: it
-reads slots and lengths on the device.
+reads slots and lengths on the device. On a CPU, where our own kernels are built, every row of one to eight
+tokens goes to `kaminari.model.kernels.cpu_attention`, whatever the other rows of its step are, and longer
+rows too where it was made for their heads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 
@@ -19,6 +22,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, SlotCache
+from kaminari.model.kernels import cpu_attention
 
 PRODUCT_QUERIES = 128  # tokens whose scores are held at once in `_attend_in_products`
 FEWEST_FOR_PRODUCTS = 16
@@ -33,7 +37,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch
 
     The batch must have passed `SlotCache.check_rows`.
     """
-    kernels = _kernels(q.device.type)
+    if cpu_attention.fits(q, layer.keys):
+        return _attend_on_cpu(q, k, v, layer, batch)
+    kernels = _triton_kernels(q.device.type)
     if kernels is None or len(set(batch.host.q_lens)) > 1 or not kernels.fits(q, batch.host.q_lens[0]):
         return attend_rows(q, k, v, layer, batch)
     kernels.write(k, v, layer.keys, layer.values, batch.slots, batch.kv_lens)
@@ -49,15 +55,15 @@ def captures(cache: SlotCache) -> bool:
     """
     return all(
         isinstance(layer, AttentionKV)
-        and (kernels := _kernels(layer.keys.device.type)) is not None
+        and (kernels := _triton_kernels(layer.keys.device.type)) is not None
         and kernels.fits(layer.keys[0], 1)
         for layer in cache.layers
     )
 
 
 @cache
-def _kernels(device_type: str) -> ModuleType | None:
-    """Return the decode kernels for a kind of device, or None where there are none."""
+def _triton_kernels(device_type: str) -> ModuleType | None:
+    """Return the Triton kernels for a kind of device, or None where they do not run."""
     if device_type != "cuda":
         return None
     try:
@@ -70,18 +76,52 @@ def _kernels(device_type: str) -> ModuleType | None:
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
     """`attend`, one row after the other, on every device and for every mix of lengths."""
-    rows = batch.host
     output = torch.empty_like(q)
+    _attend_longer_rows(q, k, v, layer, batch, 0, _attend_row, output)
+    return output
+
+
+def _attend_on_cpu(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
+    """`attend`: short rows through one kernel, and longer ones through another that was made for them."""
+    most = cpu_attention.MAX_QUERIES
+    if min(batch.host.q_lens) <= most:
+        output = cpu_attention.attend(
+            q, k, v, layer.keys, layer.values, batch.slots, batch.q_lens, batch.kv_lens
+        )
+    else:
+        output = torch.empty_like(q)
+    if max(batch.host.q_lens) > most:
+        fits = cpu_attention.fits_prompt(q, layer.keys)
+        attend_row = cpu_attention.attend_prompt if fits else _attend_row
+        _attend_longer_rows(q, k, v, layer, batch, most, attend_row, output)
+    return output
+
+
+def _attend_longer_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: AttentionKV,
+    batch: StepBatch,
+    more_than: int,
+    attend_row: Callable[[Tensor, Tensor, Tensor], Tensor],
+    output: Tensor,
+) -> None:
+    """Write and attend for every row of more than so many new tokens; the others' output stays.
+
+    attend_row:  as `_attend_row`
+    """
+    rows = batch.host
     start = 0
     for slot, q_len, kv_len in zip(rows.slots, rows.q_lens, rows.kv_lens, strict=True):
         stop = start + q_len
-        keys = layer.keys[slot, :, :kv_len]
-        values = layer.values[slot, :, :kv_len]
-        keys[:, kv_len - q_len :].copy_(k[start:stop].transpose(0, 1))
-        values[:, kv_len - q_len :].copy_(v[start:stop].transpose(0, 1))
-        output[start:stop] = _attend_row(q[start:stop], keys, values)
+        if q_len > more_than:
+            keys = layer.keys[slot, :, :kv_len]
+            values = layer.values[slot, :, :kv_len]
+            keys[:, kv_len - q_len :].copy_(k[start:stop].transpose(0, 1))
+            values[:, kv_len - q_len :].copy_(v[start:stop].transpose(0, 1))
+            output[start:stop] = attend_row(q[start:stop], keys, values)
         start = stop
-    return output
 
 
 def _attend_row(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -178,9 +178,13 @@ class GatedDeltaState(LayerState):
             output = recurrent_step(inputs, states)
             self.state.index_copy_(0, index, states)
         self.tail.index_copy_(0, index, next_tail(self.tail.index_select(0, index), convolved))
+        self.advance(slots)
+        return output
+
+    def advance(self, slots: Sequence[int]) -> None:
+        """Count one token of each slot, which a kernel has run in place on `state` and `tail`."""
         for slot in slots:
             self._lengths[slot] += 1
-        return output
 
     def all_single(self, rows: RowLengths) -> bool:
         """Whether a step is one token per row, none of them a draft."""

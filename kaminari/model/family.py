@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from kaminari.model.batch import StepBatch
 from kaminari.model.cache import SlotCache
 from kaminari.model.calls import CallFormat
 from kaminari.model.picture import Picture
+
+if TYPE_CHECKING:
+    from kaminari.model.loading import OpenCheckpoint
+    from kaminari.model.packs.reading import Pack
 
 
 class CheckpointError(Exception):
@@ -127,12 +131,16 @@ class VisionLanguageModel(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """device, dtype of the decoder, dtype of the vision tower, and a callback (bytes done, bytes in all)."""
+    """device, dtype of the decoder, dtype of the vision tower, and a callback (bytes done, bytes in all).
+
+    pack:  holds the decoder's projections, which are then not read from the checkpoint
+    """
 
     device: torch.device
     dtype: torch.dtype
     vision_dtype: torch.dtype
     progress: Callable[[int, int], None] | None = None
+    pack: Pack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,10 @@ class Family(Protocol):
     name: str
 
     def prompt_format(self, folder: Path) -> PromptFormat: ...
+
+    def open(self, folder: Path) -> OpenCheckpoint:
+        """Read config and headers, and build the network on the meta device; no weight is read."""
+        ...
 
     def footprint(self, folder: Path, dtype: torch.dtype, vision_dtype: torch.dtype) -> Footprint: ...
 

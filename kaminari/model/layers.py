@@ -6,11 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kaminari.model.linear import Linear
+from kaminari.model.kernels import cpu_norm
+from kaminari.model.linear import Linear, LinearKernel
+from kaminari.model.rotary import rotate_part
 
 
-class RMSNorm(nn.Module):
-    """Normalize the last axis in float32, round to the input's dtype, then scale: the reference's order."""
+class Norm(nn.Module):
+    """RMSNorm over the last axis, and what decoders do right before and behind it.
+
+    On a CPU where our own kernels are built, each form is one of `kaminari.model.kernels.cpu_norm`; `plain`
+    runs everywhere and is the oracle that they are compared with.
+
+    centred:  scale by 1 + weight
+    """
+
+    centred: bool
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -18,18 +28,44 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """[T, size] -> [T, size], or any shape that ends in `size`."""
+        if x.dim() == 2 and cpu_norm.fits(x):
+            return cpu_norm.rms_norm(x, self.weight, self.eps, centred=self.centred)
+        return self.plain(x)
+
+    def behind(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of two tensors [T, size], and its norm."""
+        if cpu_norm.fits(x):
+            return cpu_norm.add_rms_norm(x, added, self.weight, self.eps, centred=self.centred)
+        summed = x + added
+        return summed, self.plain(summed)
+
+    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Norm of every head of x [T, heads, size], its first channels turned as `rotate_part` does."""
+        if x.shape[-1] <= cpu_norm.MAX_HEAD_DIM and cpu_norm.fits(x):
+            return cpu_norm.turn(x, self.weight, self.eps, cos, sin, centred=self.centred)
+        return rotate_part(self.plain(x), cos, sin)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """`forward` in torch's own operators."""
+        raise NotImplementedError
+
+
+class RMSNorm(Norm):
+    """Normalize the last axis in float32, round to the input's dtype, then scale: the reference's order."""
+
+    centred = False
+
+    def plain(self, x: Tensor) -> Tensor:
         return self.weight * normalize(x, self.eps).to(x.dtype)
 
 
-class ZeroCentredRMSNorm(nn.Module):
+class ZeroCentredRMSNorm(Norm):
     """Normalize the last axis and scale by 1 + weight, all in float32, then round to the input's dtype."""
 
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.eps = eps
+    centred = True
 
-    def forward(self, x: Tensor) -> Tensor:
+    def plain(self, x: Tensor) -> Tensor:
         return normalize(x, self.eps).mul_(1.0 + self.weight.float()).to(x.dtype)
 
 
@@ -45,22 +81,37 @@ class SwiGLU(nn.Module):
         self.down = Linear(intermediate, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        down: Tensor = self.down(F.silu(gate, inplace=True) * up)
+        both = self.gate_up(x)
+        product = cpu_norm.swiglu(both) if cpu_norm.fits(both) else gate_product(both)
+        down: Tensor = self.down(product)
         return down
 
 
 class Embedding(nn.Module):
-    """Rows of a weight [vocab, hidden], looked up by token."""
+    """Rows of a weight [vocab, hidden], looked up by token; a head that is tied to it multiplies by them.
+
+    kernel:  multiplies instead of torch where it is set, as in `Linear`
+    """
 
     def __init__(self, vocab: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
+        self.kernel: LinearKernel | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]."""
+        return F.linear(hidden, self.weight) if self.kernel is None else self.kernel.multiply(hidden)
 
 
 def normalize(x: Tensor, eps: float) -> Tensor:
     """Divide the last axis by its root mean square: a new tensor in float32."""
     return F.rms_norm(x.float(), x.shape[-1:], eps=eps)
+
+
+def gate_product(both: Tensor) -> Tensor:
+    """silu of the first half of [T, 2 * width] times the second, in torch's own operators."""
+    gate, up = both.chunk(2, dim=-1)
+    return F.silu(gate, inplace=True) * up

@@ -31,10 +31,18 @@ class Linear(nn.Module):
     kernel:  multiplies instead of torch where it is set
     """
 
+    weight: nn.Parameter
+
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.kernel: LinearKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight) if self.kernel is None else self.kernel.multiply(x)
+
+    def release_weight(self) -> None:
+        """Let go of the weight, for good: from now on there must be a kernel."""
+        self.register_parameter("weight", None)

@@ -7,7 +7,7 @@ so no weight is held twice. Every tensor must have its place and every place its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,11 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from kaminari.model.family import CheckpointError, LoadOptions
+from kaminari.model import huge_pages
+from kaminari.model.family import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1}
+WEIGHT_DTYPES = ("F32", "F16", "BF16")
 NAMES_SHOWN = 3
 
 
@@ -32,11 +34,13 @@ class Placement:
     parameter:  name of the parameter that it fills, whole or in part
     shape:      shape in the checkpoint; flattened behind the first axis to the parameter's row
     first_row:  where its rows begin, for a part of a fused weight
+    precise:    a part of a linear that no pack may quantize
     """
 
     parameter: str
     shape: tuple[int, ...]
     first_row: int = 0
+    precise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,20 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """
     tensors: dict[str, StoredTensor] = {}
     for path in _weight_files(folder):
-        with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 - the handle is no mapping
-                view = file.get_slice(name)
-                if name in tensors:
-                    raise CheckpointError(f"{name} is in both {tensors[name].file.name} and {path.name}")
-                tensors[name] = StoredTensor(path, view.get_dtype(), tuple(view.get_shape()))
+        for name, stored in read_file_headers(path).items():
+            if name in tensors:
+                raise CheckpointError(f"{name} is in both {tensors[name].file.name} and {path.name}")
+            tensors[name] = stored
+    return tensors
+
+
+def read_file_headers(path: Path) -> dict[str, StoredTensor]:
+    """Describe every tensor of one file. Raises `CheckpointError`."""
+    tensors = {}
+    with open_file(path) as file:
+        for name in file.keys():  # noqa: SIM118 - the handle is no mapping
+            view = file.get_slice(name)
+            tensors[name] = StoredTensor(path, view.get_dtype(), tuple(view.get_shape()))
     return tensors
 
 
@@ -79,9 +91,9 @@ def check_tensors(
     copies:  names that a checkpoint may hold besides (see `load_tensors`)
     """
     if missing := [name for name in placements if name not in tensors]:
-        raise CheckpointError(f"the checkpoint lacks {_listed(missing)}")
+        raise CheckpointError(f"the checkpoint lacks {listed(missing)}")
     if unused := [name for name in tensors if name not in placements and name not in copies]:
-        raise CheckpointError(f"the checkpoint holds tensors that this model does not use: {_listed(unused)}")
+        raise CheckpointError(f"the checkpoint holds tensors that this model does not use: {listed(unused)}")
     for name, placement in placements.items():
         stored = tensors[name]
         if stored.shape != placement.shape:
@@ -90,8 +102,8 @@ def check_tensors(
                 f"and config.json asks for {list(placement.shape)}"
             )
     for name, stored in tensors.items():
-        if stored.dtype not in ITEM_BYTES:
-            known = ", ".join(ITEM_BYTES)
+        if stored.dtype not in WEIGHT_DTYPES:
+            known = ", ".join(WEIGHT_DTYPES)
             raise CheckpointError(f"{name} in {stored.file.name} is {stored.dtype}; supported: {known}")
 
 
@@ -99,7 +111,10 @@ def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     """Give every parameter memory on the device, in `dtype`, and bring the buffers there as they are."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            memory = torch.empty(parameter.shape, device=device, dtype=dtype)
+            if device.type == "cpu":
+                memory = huge_pages.empty(tuple(parameter.shape), dtype)
+            else:
+                memory = torch.empty(parameter.shape, device=device, dtype=dtype)
             setattr(part, name, nn.Parameter(memory, requires_grad=False))
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta:
@@ -128,7 +143,7 @@ def load_tensors(
     if progress is not None:
         progress(done, total)
     for path in dict.fromkeys(stored.file for stored in tensors.values()):
-        with _open(path) as file:
+        with open_file(path) as file:
             for name in (name for name, stored in tensors.items() if stored.file == path):
                 placement = placements.get(name)
                 if placement is None:
@@ -160,21 +175,6 @@ class OpenCheckpoint(Protocol):
     def copies(self) -> Mapping[str, str]: ...
 
 
-def load_network(
-    checkpoint: OpenCheckpoint, text: nn.Module, vision: nn.Module, options: LoadOptions
-) -> None:
-    """Load every weight onto the device, each half of the network in its dtype. Raises `CheckpointError`."""
-    materialize(text, options.device, options.dtype)
-    materialize(vision, options.device, options.vision_dtype)
-    load_tensors(
-        checkpoint.network,
-        checkpoint.tensors,
-        checkpoint.placements,
-        copies=checkpoint.copies,
-        progress=options.progress,
-    )
-
-
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -199,8 +199,8 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def _open(path: Path) -> Any:
-    """Map a file; its header is checked against its length."""
+def open_file(path: Path) -> Any:
+    """Map a safetensors file; its header is checked against its length. Raises `CheckpointError`."""
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -208,11 +208,13 @@ def _open(path: Path) -> Any:
 
 
 def _read(tensors: Mapping[str, StoredTensor], name: str) -> torch.Tensor:
-    with _open(tensors[name].file) as file:
+    with open_file(tensors[name].file) as file:
         tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    names = sorted(names)
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(sorted(names)[:NAMES_SHOWN]) + more
+    return ", ".join(names[:NAMES_SHOWN]) + more

@@ -5,6 +5,7 @@ Nothing here multiplies. `dequantize` is the meaning of a quantized weight and t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,17 @@ class Int8Weight:
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)"""
         return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def rows(self, start: int, stop: int) -> Int8Weight:
+        """Rows from `start` to before `stop`, without a copy."""
+        return Int8Weight(self.codes[start:stop], self.scales[start:stop])
+
+    def to(self, device: torch.device) -> Int8Weight:
+        return Int8Weight(self.codes.to(device), self.scales.to(device))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return [out_features, in_features], computed in float32 and rounded once."""
@@ -59,6 +71,19 @@ class Int4Weight:
         """(out_features, in_features)"""
         return self.codes.shape[0], self.in_features
 
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    def rows(self, start: int, stop: int) -> Int4Weight:
+        """Rows from `start` to before `stop`, without a copy."""
+        parts = (self.codes[start:stop], self.scales[start:stop], self.zeros[start:stop])
+        return Int4Weight(*parts, self.in_features, self.group_size)
+
+    def to(self, device: torch.device) -> Int4Weight:
+        parts = (self.codes.to(device), self.scales.to(device), self.zeros.to(device))
+        return Int4Weight(*parts, self.in_features, self.group_size)
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return [out_features, in_features], computed in float32 and rounded once."""
         nibbles = torch.stack([self.codes & 15, self.codes >> 4], dim=-1).flatten(1)
@@ -71,3 +96,20 @@ class Int4Weight:
 
 
 QuantizedWeight = Int8Weight | Int4Weight
+
+
+def join_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """The rows of weights of one kind, one behind the other, in memory of their own."""
+    first = weights[0]
+    if isinstance(first, Int8Weight):
+        return Int8Weight(
+            torch.cat([each.codes for each in weights]), torch.cat([each.scales for each in weights])
+        )
+    zeros = torch.cat([each.zeros for each in weights if isinstance(each, Int4Weight)])
+    return Int4Weight(
+        torch.cat([each.codes for each in weights]),
+        torch.cat([each.scales for each in weights]),
+        zeros,
+        first.in_features,
+        first.group_size,
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -13,6 +15,7 @@ STORY = (
     "A lighthouse keeper found a letter in a bottle. It said: 'The storm of 1871 took the bell, not the "
     "tower.' Say in one sentence what was lost, y dilo también en español."
 )
+ABOUT_PICTURES = "Describe what you see."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,14 @@ def built_in() -> tuple[Prompt, ...]:
         Prompt("two pictures", "What differs between the two?", (_drawn(200, 140), _drawn(96, 260))),
         Prompt("large picture", "Describe the picture.", (_drawn(896, 640),)),
     )
+
+
+def chosen(question: str | None, files: Sequence[str]) -> tuple[Prompt, ...]:
+    """A person's own prompt; the built-in ones where neither words nor pictures are given. Raises OSError."""
+    if question is None and not files:
+        return built_in()
+    pictures = tuple(Path(name).read_bytes() for name in files)
+    return (Prompt("yours", question or ABOUT_PICTURES, pictures),)
 
 
 def _drawn(width: int, height: int) -> bytes:

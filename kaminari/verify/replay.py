@@ -87,6 +87,14 @@ class Replayer:
         return Replay(token_ids, positions, patches, records)
 
     @torch.inference_mode()
+    def observe(self, prepared: PreparedPrompt, rows: int) -> dict[str, StageRecord]:
+        """Run a whole prompt as one step: every stage, and the logits of its last `rows` tokens."""
+        with recorded(self._stages.ours(self._model)) as stages:
+            cache = self._model.new_cache(1, len(prepared.token_ids))
+            hidden = self._prefill(prepared, self._encode(prepared), cache)[-rows:]
+        return stages | {LOGITS: StageRecord(as_rows(hidden), as_rows(self._model.head(hidden)))}
+
+    @torch.inference_mode()
     def greedy(self, prepared: PreparedPrompt, tokens: int) -> tuple[int, ...]:
         """The greedy answer of `tokens` tokens, whatever they are."""
         length = len(prepared.token_ids)

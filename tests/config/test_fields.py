@@ -16,6 +16,7 @@ OTHER = {
     "model.dtype": "float32",
     "model.vision_dtype": "bfloat16",
     "model.device": "cpu",
+    "model.kernels": "aten",
     "model.served_name": "mine",
     "model.aliases": '["gpt-4o", "other"]',
     "engine.slots": "3",

@@ -51,7 +51,8 @@ class Replays:
 @pytest.fixture
 def on_device_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the Triton kernels attend every decode step, on whatever device the tests run."""
-    monkeypatch.setattr(attention, "_kernels", lambda _: split_kv)
+    monkeypatch.setattr(attention.cpu_attention, "fits", lambda *_: False)
+    monkeypatch.setattr(attention, "_triton_kernels", lambda _: split_kv)
 
 
 def warm(folder: Path, recorder: Replays | None) -> HandLoop:
@@ -137,9 +138,9 @@ def test_nothing_is_captured_where_the_host_must_know_the_lengths(
     tiny_checkpoint: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without kernels that read them on the device, and where a layer keeps a length of its own."""
-    monkeypatch.setattr(attention, "_kernels", lambda _: None)
+    monkeypatch.setattr(attention, "_triton_kernels", lambda _: None)
     assert not attention.captures(hand_loop(tiny_checkpoint).loop.runner.cache)
-    monkeypatch.setattr(attention, "_kernels", lambda _: split_kv)
+    monkeypatch.setattr(attention, "_triton_kernels", lambda _: split_kv)
     assert attention.captures(hand_loop(tiny_checkpoint).loop.runner.cache)
     assert not attention.captures(hand_loop(checkpoint("qwen3_5")).loop.runner.cache)
 

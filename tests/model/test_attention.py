@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kaminari.model.attention import _attend_in_products, attend
+from kaminari.model.attention import _attend_in_products, attend, attend_rows
 from kaminari.model.batch import RowLengths, StepBatch
 from kaminari.model.cache import AttentionKV
 
@@ -136,5 +136,5 @@ def test_bfloat16_prompts_on_a_cpu_attend_in_products() -> None:
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(40, heads, HEAD_DIM, generator=generator).bfloat16() for heads in (4, 2, 2))
     layer = AttentionKV(1, 2, 40, HEAD_DIM, device=CPU, dtype=torch.bfloat16)
-    output = attend(q, k, v, layer, batch_of([(0, 40, 40)]))
+    output = attend_rows(q, k, v, layer, batch_of([(0, 40, 40)]))
     assert torch.equal(output, _attend_in_products(q, layer.keys[0], layer.values[0]))

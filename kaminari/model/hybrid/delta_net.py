@@ -1,4 +1,8 @@
-"""A gated-delta-net layer: projections, short convolution, the recurrence over slots, gated norm."""
+"""A gated-delta-net layer: projections, short convolution, the recurrence over slots, gated norm.
+
+On a CPU where our own kernels are built, a step of one token per row goes to
+`kaminari.model.kernels.cpu_delta` between its projections; all else, and every other device, runs in torch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from kaminari.model.batch import StepBatch
 from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.gated_delta_net import DeltaInputs, delta_inputs, short_convolution
 from kaminari.model.hybrid.config import HybridSizes
+from kaminari.model.kernels import cpu_delta
+from kaminari.model.kernels.cpu_delta import DeltaWeights
 from kaminari.model.layers import normalize
 from kaminari.model.linear import Linear
 
@@ -37,13 +43,26 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        mixed, gate, beta, decay = torch.split(self.input(x), self.parts, dim=-1)
+        projected = self.input(x)
+        if state.all_single(batch.host) and cpu_delta.fits(projected, state.state, self.sizes.kernel):
+            mixed = cpu_delta.step(projected, self.weights, state.state, state.tail, batch.slots)
+            state.advance(batch.host.slots)
+        else:
+            mixed = self.mix(projected, state, batch)
+        output: Tensor = self.output(mixed)
+        return output
+
+    @property
+    def weights(self) -> DeltaWeights:
+        return DeltaWeights(self.convolution, self.decay_log, self.time_bias, self.norm, self.norm_eps)
+
+    def mix(self, projected: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
+        """What lies between the projections, in torch: [T, rows of `input`] -> [T, heads * value_dim]."""
+        mixed, gate, beta, decay = torch.split(projected, self.parts, dim=-1)
         beta = beta.float().sigmoid()
         decay = -self.decay_log.float().exp() * F.softplus(decay.float() + self.time_bias.float())
         heads = self._run(mixed, decay, beta, state, batch)
-        normed = self._gated_norm(heads.to(x.dtype), gate.view(heads.shape))
-        output: Tensor = self.output(normed.flatten(1))
-        return output
+        return self._gated_norm(heads.to(projected.dtype), gate.view(heads.shape)).flatten(1)
 
     def _run(
         self, mixed: Tensor, decay: Tensor, beta: Tensor, state: GatedDeltaState, batch: StepBatch

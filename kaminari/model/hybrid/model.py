@@ -13,7 +13,7 @@ from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.family import Footprint, LoadOptions, VisionLanguageModel, VisionRows
 from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.weights import HybridCheckpoint, HybridNetwork
-from kaminari.model.loading import load_network
+from kaminari.model.network import load_network
 from kaminari.model.picture import Picture
 
 Encode = Callable[[nn.Module, Tensor, Picture, torch.dtype], VisionRows]

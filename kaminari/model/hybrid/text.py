@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari.model.attention import attend
@@ -18,7 +17,7 @@ from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.delta_net import GatedDeltaNet
 from kaminari.model.layers import Embedding, SwiGLU, ZeroCentredRMSNorm
 from kaminari.model.linear import Linear
-from kaminari.model.rotary import InterleavedRotary, rotate_part
+from kaminari.model.rotary import InterleavedRotary
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -41,13 +40,14 @@ class GatedAttention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        queries, k, v = heads.split((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
+        tokens = x.shape[0]
+        heads = self.qkv(x).view(tokens, -1, self.head_dim)
+        queries, k, v = heads.split_with_sizes((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, gate = queries[:, 0::2], queries[:, 1::2]
-        q = rotate_part(self.q_norm(q), *rotation)
-        k = rotate_part(self.k_norm(k), *rotation)
+        q = self.q_norm.turned(q, *rotation)
+        k = self.k_norm.turned(k, *rotation)
         attended = attend(q, k, v, layer, batch) * gate.sigmoid()
-        output: Tensor = self.output(attended.flatten(1))
+        output: Tensor = self.output(attended.view(tokens, -1))
         return output
 
 
@@ -68,8 +68,8 @@ class HybridLayer(nn.Module):
             mixed = self.mixer(normed, rotation, cast(AttentionKV, state), batch)
         else:
             mixed = self.mixer(normed, cast(GatedDeltaState, state), batch)
-        hidden = hidden + mixed
-        output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        hidden, normed = self.mlp_norm.behind(hidden, mixed)
+        output: Tensor = hidden + self.mlp(normed)
         return output
 
 
@@ -101,6 +101,6 @@ class HybridDecoder(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] of hidden states [rows, hidden]."""
         if self.own_head is None:
-            return F.linear(hidden, self.embedding.weight)
+            return self.embedding.logits(hidden)
         logits: Tensor = self.own_head(hidden)
         return logits

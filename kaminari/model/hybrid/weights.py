@@ -120,8 +120,9 @@ def _delta_net(sizes: HybridSizes) -> dict[str, Placement]:
     placements = {}
     first_row = 0
     for name, rows in (("qkv", delta.channels), ("z", values), ("b", delta.heads), ("a", delta.heads)):
+        # beta and decay are a few rows that steer the state for the rest of the prompt
         placements[f"linear_attn.in_proj_{name}.weight"] = Placement(
-            "mixer.input.weight", (rows, hidden), first_row
+            "mixer.input.weight", (rows, hidden), first_row, precise=name in ("b", "a")
         )
         first_row += rows
     return placements | {

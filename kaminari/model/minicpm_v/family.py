@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from kaminari.model.family import Family, Footprint, LoadOptions, PromptFormat, VisionLanguageModel
+
+if TYPE_CHECKING:
+    from kaminari.model.loading import OpenCheckpoint
 
 
 class MiniCPMVFamily:
@@ -18,6 +22,11 @@ class MiniCPMVFamily:
         from kaminari.model.minicpm_v.prompt import MiniCPMVPromptFormat
 
         return MiniCPMVPromptFormat.from_folder(folder)
+
+    def open(self, folder: Path) -> OpenCheckpoint:
+        from kaminari.model.minicpm_v.checkpoint import open_minicpm_v
+
+        return open_minicpm_v(folder)
 
     def footprint(self, folder: Path, dtype: torch.dtype, vision_dtype: torch.dtype) -> Footprint:
         from kaminari.model.hybrid.model import footprint

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from kaminari.model.family import Family, Footprint, LoadOptions, PromptFormat, VisionLanguageModel
+
+if TYPE_CHECKING:
+    from kaminari.model.loading import OpenCheckpoint
 
 
 class Qwen35Family:
@@ -18,6 +22,11 @@ class Qwen35Family:
         from kaminari.model.qwen3_5.prompt import Qwen35PromptFormat
 
         return Qwen35PromptFormat.from_folder(folder)
+
+    def open(self, folder: Path) -> OpenCheckpoint:
+        from kaminari.model.qwen3_5.checkpoint import open_qwen3_5
+
+        return open_qwen3_5(folder)
 
     def footprint(self, folder: Path, dtype: torch.dtype, vision_dtype: torch.dtype) -> Footprint:
         from kaminari.model.hybrid.model import footprint

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from kaminari.model.family import Family, Footprint, LoadOptions, PromptFormat, VisionLanguageModel
+
+if TYPE_CHECKING:
+    from kaminari.model.loading import OpenCheckpoint
 
 
 class Qwen3VLFamily:
@@ -19,6 +23,11 @@ class Qwen3VLFamily:
         from kaminari.model.qwen3_vl.prompt import Qwen3VLPromptFormat
 
         return Qwen3VLPromptFormat.from_folder(folder)
+
+    def open(self, folder: Path) -> OpenCheckpoint:
+        from kaminari.model.qwen3_vl.weights import open_checkpoint
+
+        return open_checkpoint(folder)
 
     def footprint(self, folder: Path, dtype: torch.dtype, vision_dtype: torch.dtype) -> Footprint:
         """Count bytes without reading a weight; the files' headers must agree with the config."""
@@ -36,7 +45,7 @@ class Qwen3VLFamily:
 
     def load(self, folder: Path, options: LoadOptions) -> VisionLanguageModel:
         """Load every weight onto the device, each half of the model in its dtype."""
-        from kaminari.model.loading import load_network
+        from kaminari.model.network import load_network
         from kaminari.model.qwen3_vl.model import Qwen3VL
         from kaminari.model.qwen3_vl.weights import open_checkpoint
 

@@ -6,7 +6,6 @@ depends on data other than the counts of tokens and rows.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari.model.attention import attend
@@ -15,7 +14,7 @@ from kaminari.model.cache import AttentionKV, SlotCache
 from kaminari.model.layers import Embedding, RMSNorm, SwiGLU
 from kaminari.model.linear import Linear
 from kaminari.model.qwen3_vl.config import TextSizes
-from kaminari.model.rotary import InterleavedRotary, rotate
+from kaminari.model.rotary import InterleavedRotary
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -35,14 +34,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        q, k, v = (
-            self.qkv(x)
-            .unflatten(-1, (-1, self.head_dim))
-            .split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        )
-        q = rotate(self.q_norm(q), *rotation)
-        k = rotate(self.k_norm(k), *rotation)
-        output: Tensor = self.output(attend(q, k, v, layer, batch).flatten(1))
+        tokens = x.shape[0]
+        heads = self.qkv(x).view(tokens, -1, self.head_dim)
+        q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q = self.q_norm.turned(q, *rotation)
+        k = self.k_norm.turned(k, *rotation)
+        output: Tensor = self.output(attend(q, k, v, layer, batch).view(tokens, -1))
         return output
 
 
@@ -58,8 +55,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, layer, batch)
-        output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        mixed = self.attention(self.attention_norm(hidden), rotation, layer, batch)
+        hidden, normed = self.mlp_norm.behind(hidden, mixed)
+        output: Tensor = hidden + self.mlp(normed)
         return output
 
 
@@ -95,6 +93,6 @@ class TextDecoder(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] of hidden states [rows, hidden]."""
         if self.own_head is None:
-            return F.linear(hidden, self.embedding.weight)
+            return self.embedding.logits(hidden)
         logits: Tensor = self.own_head(hidden)
         return logits

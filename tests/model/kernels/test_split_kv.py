@@ -176,7 +176,8 @@ def test_a_model_that_decodes_with_the_kernels_gives_the_same_tokens(
         engine.run()
         return [one.token_ids() for one in running]
 
-    monkeypatch.setattr(attention, "_kernels", lambda _: None)
+    monkeypatch.setattr(attention.cpu_attention, "fits", lambda *_: False)
+    monkeypatch.setattr(attention, "_triton_kernels", lambda _: None)
     plain = tokens()
     steps: list[int] = []
 
@@ -191,13 +192,13 @@ def test_a_model_that_decodes_with_the_kernels_gives_the_same_tokens(
             answer: Tensor = split_kv.attend(q, *rest)
             return answer
 
-    monkeypatch.setattr(attention, "_kernels", lambda _: Counted)
+    monkeypatch.setattr(attention, "_triton_kernels", lambda _: Counted)
     assert tokens() == plain
     assert set(steps) == {1, 2}
 
 
 def test_only_short_rows_of_one_length_on_cuda_go_to_the_kernels() -> None:
-    assert attention._kernels("cpu") is None
+    assert attention._triton_kernels("cpu") is None
     assert split_kv.fits(torch.empty(8, 4, 128), 8)
     assert not split_kv.fits(torch.empty(9, 4, 128), 9)
     assert not split_kv.fits(torch.empty(1, 4, 72), 1)

@@ -1,0 +1,186 @@
+"""Which kernel multiplies by a weight on a CPU, and the native ones.
+
+A decode step reads every weight once for a few rows, so what counts is how fast weights stream from memory.
+bfloat16 weights stay as they are, since prefill's GEMM wants them so; int8 and int4 weights are repacked into
+panels (`native/quantized.cpp`). Those are multiplied by activations that are quantized to int8 too, per row
+and group of columns: 64 columns beside int8 weights, the weight's own group beside int4 ones. The form that
+quantizes weights alone is `aten_linear`, which runs where there is no native library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kaminari.model import huge_pages
+from kaminari.model.kernels import aten_linear
+from kaminari.model.kernels.native.build import native_kernels
+from kaminari.model.linear import LinearKernel
+from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
+
+BFLOAT_ROWS = 16
+"""Up to so many rows the native bfloat16 kernel is the faster one, and torch's GEMM behind it."""
+
+PANEL = 16
+GROUP_SIZES = (32, 64, 128)
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def linear_kernel(
+    weight: Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype
+) -> LinearKernel | None:
+    """The kernel for a weight, or None where plain torch is to multiply by it, or nothing here can.
+
+    weight:  a matrix [out_features, in_features] of `dtype`, or a quantized one; on the CPU. Its kernel keeps
+             the matrix and copies what is quantized
+    dtype:   of the activations
+
+    Builds the native library at the first call that needs it. Raises ValueError for a weight of impossible
+    shapes or dtypes.
+    """
+    if device.type != "cpu" or dtype not in DTYPES:
+        return None
+    if isinstance(weight, Tensor):
+        _check_matrix(weight, dtype)
+        if dtype != torch.bfloat16:
+            return None
+        kernels = native_kernels()
+        if kernels.library is None or kernels.level == "portable":
+            return None
+        return BFloatLinear(weight, kernels.library)
+    _check_quantized(weight)
+    library = native_kernels().library
+    if library is None:
+        return aten_linear.quantized_kernel(weight, dtype)
+    if isinstance(weight, Int8Weight):
+        return _int8_linear(weight, dtype, library)
+    return _int4_linear(weight, dtype, library)
+
+
+class BFloatLinear:
+    """A bfloat16 matrix, row-major as it is, multiplied natively up to `BFLOAT_ROWS` rows."""
+
+    def __init__(self, weight: Tensor, library: ctypes.CDLL) -> None:
+        self._weight = weight.detach()
+        self._pointer = weight.data_ptr()
+        self._outputs, self._columns = weight.shape
+        self._call = library.kaminari_bfloat_linear
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        if x.dim() != 2 or not 0 < x.shape[0] <= BFLOAT_ROWS:
+            return F.linear(x, self._weight)
+        _check_rows(x, self._columns, torch.bfloat16)
+        x = x.contiguous()
+        rows = x.shape[0]
+        out = x.new_empty((rows, self._outputs))
+        self._call(self._pointer, self._columns, self._outputs, x.data_ptr(), out.data_ptr(), rows)
+        return out
+
+
+class PanelLinear:
+    """A quantized weight in panels.
+
+    call:    the library's function; `weight` are its arguments up to the number of outputs, which point into
+             the tensors of `held`
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., int],
+        weight: tuple[int, ...],
+        held: tuple[Tensor, ...],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+    ) -> None:
+        self._call = call
+        self._held = held
+        self._outputs, self._columns = shape
+        self._dtype = dtype
+        self._arguments = (*weight, self._columns, self._outputs, int(dtype == torch.bfloat16))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._held)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        _check_rows(x, self._columns, self._dtype)
+        x = x.contiguous()
+        rows = x.shape[0]
+        out = x.new_empty((rows, self._outputs))
+        if self._call(*self._arguments, x.data_ptr(), out.data_ptr(), rows):
+            raise MemoryError(f"no memory for {rows} quantized rows")
+        return out
+
+
+def _int8_linear(weight: Int8Weight, dtype: torch.dtype, library: ctypes.CDLL) -> PanelLinear:
+    outputs, columns = weight.shape
+    panels = huge_pages.empty((library.kaminari_int8_bytes(columns, outputs),), torch.uint8)
+    scales = torch.zeros(-(-outputs // PANEL) * PANEL)
+    scales[:outputs] = weight.scales
+    codes = weight.codes.contiguous()
+    library.kaminari_int8_pack(codes.data_ptr(), columns, outputs, panels.data_ptr())
+    pointers = (panels.data_ptr(), scales.data_ptr())
+    return PanelLinear(library.kaminari_int8_linear, pointers, (panels, scales), weight.shape, dtype)
+
+
+def _int4_linear(weight: Int4Weight, dtype: torch.dtype, library: ctypes.CDLL) -> PanelLinear:
+    outputs, columns = weight.shape
+    group_size = weight.group_size
+    panels = huge_pages.empty((library.kaminari_int4_bytes(group_size, columns, outputs),), torch.uint8)
+    codes, scales, zeros = (plain.contiguous() for plain in (weight.codes, weight.scales, weight.zeros))
+    plain_pointers = (codes.data_ptr(), scales.data_ptr(), zeros.data_ptr())
+    library.kaminari_int4_pack(*plain_pointers, group_size, columns, outputs, panels.data_ptr())
+    pointers = (panels.data_ptr(), group_size)
+    return PanelLinear(library.kaminari_int4_linear, pointers, (panels,), weight.shape, dtype)
+
+
+def _check_rows(x: Tensor, columns: int, dtype: torch.dtype) -> None:
+    """Raise ValueError unless x is [rows, columns] of the dtype on the CPU."""
+    if x.dim() != 2 or x.shape[1] != columns:
+        raise ValueError(f"the linear takes rows of {columns}, not {list(x.shape)}")
+    if x.dtype != dtype or x.device.type != "cpu":
+        raise ValueError(f"the linear takes {dtype} on the CPU, not {x.dtype} on {x.device}")
+
+
+def _check_matrix(weight: Tensor, dtype: torch.dtype) -> None:
+    if weight.dim() != 2 or weight.dtype != dtype or weight.device.type != "cpu":
+        raise ValueError(
+            f"a weight is a {dtype} matrix on the CPU, not {list(weight.shape)} of {weight.dtype} "
+            f"on {weight.device}"
+        )
+    if not weight.is_contiguous():
+        raise ValueError("a weight's rows lie one behind the other, and these do not")
+
+
+def _check_quantized(weight: QuantizedWeight) -> None:
+    """Raise ValueError unless every tensor has the shape and dtype that its class says, on the CPU."""
+    outputs, columns = weight.shape
+    expected: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    if isinstance(weight, Int8Weight):
+        expected = {"codes": ((outputs, columns), torch.int8), "scales": ((outputs,), torch.float32)}
+    else:
+        if weight.group_size not in GROUP_SIZES:
+            raise ValueError(f"a group of {weight.group_size} columns; there are {list(GROUP_SIZES)}")
+        groups = (outputs, -(-columns // weight.group_size))
+        expected = {
+            "codes": ((outputs, -(-columns // 2)), torch.uint8),
+            "scales": (groups, torch.bfloat16),
+            "zeros": (groups, torch.bfloat16),
+        }
+    if outputs < 1 or columns < 1:
+        raise ValueError(f"a weight of {outputs} x {columns}")
+    for name, (shape, dtype) in expected.items():
+        tensor: Tensor = getattr(weight, name)
+        if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{name} are {dtype} {list(shape)} on the CPU, "
+                f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+            )

@@ -1,0 +1,198 @@
+"""Builds the C++ sources of this folder for this CPU, once, and loads them.
+
+The library is a plain C one, called through ctypes, so that it needs none of torch's headers: it builds in
+seconds and one binary serves every Python. It is kept in an owner-only cache folder, under a name that holds
+a digest of all that it depends on. It shares torch's own pool of OpenMP threads (`parallel.h`).
+
+Nothing here ever fails: where there is no library, `NativeKernels.reason` says why, and torch's own kernels
+(aten) are used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kaminari.config.folders import cache_folder
+from kaminari.model.kernels.native.library import declare
+
+log = logging.getLogger("kaminari.kernels")
+
+SOURCES = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx512-vnni": (
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni"),
+        *("-mavx2", "-mfma", "-mf16c", "-mbmi2"),
+    ),
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi2"),
+    "portable": (),
+}
+BUILD_SECONDS = 300
+SWITCHED_OFF = "switched off"
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKernels:
+    """The library, or why there is none.
+
+    level:   which of `LEVELS` it is built for
+    reason:  empty where there is a library
+    """
+
+    library: ctypes.CDLL | None
+    level: str
+    reason: str = ""
+
+    @property
+    def word(self) -> str:
+        """What a report says of it: `native avx512-vnni`, or `aten (no C++ compiler)`."""
+        return f"aten ({self.reason})" if self.reason else f"native {self.level}"
+
+
+_allowed = True
+
+
+class BuildError(Exception):
+    """Why there is no library; the message is one line."""
+
+
+@cache
+def native_kernels(level: str | None = None) -> NativeKernels:
+    """Load the library, after building it where this machine has none yet. Says so in the log.
+
+    level:  one of `LEVELS` that this CPU can run, by default the best
+    """
+    level = level or cpu_level()
+    if not _allowed:
+        return NativeKernels(None, level, SWITCHED_OFF)
+    try:
+        return NativeKernels(declare(_load(level)), level)
+    except BuildError as error:
+        log.info("CPU kernels: aten (%s)", error)
+        return NativeKernels(None, level, str(error))
+
+
+def allow_native(allowed: bool) -> None:
+    """Whether this process may use native kernels: what the setting `model.kernels` says."""
+    global _allowed
+    if allowed != _allowed:
+        _allowed = allowed
+        native_kernels.cache_clear()
+
+
+def foreseen_word(allowed: bool = True) -> str:
+    """What `native_kernels().word` will most likely be, told without building anything."""
+    if not allowed:
+        return f"aten ({SWITCHED_OFF})"
+    try:
+        level = cpu_level()
+        built = _target(level).exists()
+    except BuildError as error:
+        return f"aten ({error})"
+    return f"native {level}" + ("" if built else " (not built yet)")
+
+
+def cpu_level() -> str:
+    """The best of `LEVELS` that this CPU can run; torch's `ATEN_CPU_CAPABILITY` lowers it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if platform.machine().lower() not in ("x86_64", "amd64") or capability in ("DEFAULT", "NO AVX"):
+        return "portable"
+    # torch has no public question for these; where a private one is gone, the answer is no
+    questions = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "vnni"))
+    return "avx512-vnni" if capability != "AVX2" and all(ask() for ask in questions) else "avx2"
+
+
+def _load(level: str) -> ctypes.CDLL:
+    target = _target(level)
+    if target.exists():
+        try:
+            return ctypes.CDLL(str(target))
+        except OSError:
+            log.info("CPU kernels: %s is damaged and is built anew", target)
+    log.info("CPU kernels: building them for %s; this takes some seconds and happens once", level)
+    began = time.perf_counter()
+    compile_library(target, LEVELS[level])
+    log.info("CPU kernels: built in %.0f s", time.perf_counter() - began)
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError as error:
+        raise BuildError(f"the built library does not load: {' '.join(str(error).split())}") from error
+
+
+def compile_library(target: Path, flags: tuple[str, ...]) -> None:
+    """Compile every source with these flags and put the library in place at once. Raises `BuildError`.
+
+    Two processes may build at the same time: each has a folder of its own, and the last one's file stays.
+    """
+    compiler = _compiler()
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            library = Path(scratch) / target.name
+            sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
+            subprocess.run(
+                [compiler, *FLAGS, *flags, "-shared", *sources, "-o", str(library)],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=BUILD_SECONDS,
+            )
+            library.replace(target)
+    except subprocess.CalledProcessError as error:
+        log.debug("the compiler said:\n%s", error.stderr)
+        first = next((line for line in error.stderr.splitlines() if "error" in line), "no details")
+        raise BuildError(f"{Path(compiler).name} failed: {first.strip()}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{Path(compiler).name} took over {BUILD_SECONDS} s") from error
+    except OSError as error:
+        raise BuildError(f"the build failed: {error.strerror or error}") from error
+
+
+def _compiler() -> str:
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"no native kernels for {platform.system()}")
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise BuildError("no C++ compiler")
+
+
+def _owned(folder: Path) -> Path:
+    """Make the folder, and raise `BuildError` unless it is this user's and nobody else can write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise BuildError(f"no cache folder {folder}: {error.strerror}") from error
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BuildError(f"the cache folder {folder} is open to other users")
+    return folder
+
+
+def _target(level: str) -> Path:
+    """The library's file, named after all that it depends on."""
+    compiler = _compiler()
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{compiler} does not run") from error
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(repr((FLAGS, LEVELS[level], version, torch.__version__, platform.machine())).encode())
+    return _owned(cache_folder() / "kernels") / f"{level}-{digest.hexdigest()[:24]}.so"

@@ -1,0 +1,58 @@
+"""The C functions of the library with the types of their arguments: the one place that must agree with C++.
+
+Nothing here checks a shape or a pointer: `cpu_linear`, `cpu_attention`, `cpu_norm` and `cpu_delta` do, before
+they call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+POINTER = ctypes.c_void_p
+COUNT = ctypes.c_int64
+NUMBER = ctypes.c_float
+FLAG = ctypes.c_int32
+
+SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
+    "kaminari_threads": ((), FLAG),
+    # weight, columns, outputs, x, out, rows
+    "kaminari_bfloat_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), None),
+    # columns, outputs
+    "kaminari_int8_bytes": ((COUNT, COUNT), COUNT),
+    # codes, columns, outputs, panels
+    "kaminari_int8_pack": ((POINTER, COUNT, COUNT, POINTER), None),
+    # panels, scales, columns, outputs, whether bfloat16, x, out, rows
+    "kaminari_int8_linear": ((POINTER, POINTER, COUNT, COUNT, FLAG, POINTER, POINTER, COUNT), FLAG),
+    # group size, columns, outputs
+    "kaminari_int4_bytes": ((COUNT, COUNT, COUNT), COUNT),
+    # codes, scales, zeros, group size, columns, outputs, panels
+    "kaminari_int4_pack": ((POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER), None),
+    # panels, group size, columns, outputs, whether bfloat16, x, out, rows
+    "kaminari_int4_linear": ((POINTER, COUNT, COUNT, COUNT, FLAG, POINTER, POINTER, COUNT), FLAG),
+    # q, k, v, keys, values, out; strides of q, k, v; tokens, heads, kv_heads, slots, capacity, head_dim;
+    # slots, q_lens, kv_lens, rows; scale, whether bfloat16
+    "kaminari_attend": ((*(POINTER,) * 6, *(COUNT,) * 9, *(POINTER,) * 3, COUNT, NUMBER, FLAG), FLAG),
+    # q, keys, values, out; strides of q and of heads of keys; tokens, heads, kv_heads, length, head_dim;
+    # scale, whether bfloat16
+    "kaminari_attend_prompt": ((*(POINTER,) * 4, *(COUNT,) * 7, NUMBER, FLAG), None),
+    # x, its stride, added, summed, weight, out, rows, size, eps, whether centred, whether bfloat16
+    "kaminari_rms_norm": ((POINTER, COUNT, *(POINTER,) * 4, COUNT, COUNT, NUMBER, FLAG, FLAG), None),
+    # x, strides of tokens and heads, weight, cos, sin, out; tokens, heads, head_dim, turned; as above
+    "kaminari_turn": ((POINTER, COUNT, COUNT, *(POINTER,) * 4, *(COUNT,) * 4, NUMBER, FLAG, FLAG), None),
+    # gate and up, out, rows, width, whether bfloat16
+    "kaminari_swiglu": ((POINTER, POINTER, COUNT, COUNT, FLAG), None),
+    # projected, convolution, decay_log, time_bias, norm, state, tail, out, slots; rows, slots, key_heads,
+    # heads, key_dim, value_dim, kernel; eps, whether bfloat16
+    "kaminari_delta_step": ((*(POINTER,) * 9, *(COUNT,) * 7, NUMBER, FLAG), FLAG),
+}
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Give the functions that the library has their types, and return it."""
+    for name, (arguments, result) in SIGNATURES.items():
+        function = getattr(library, name, None)
+        if function is not None:
+            function.argtypes = list(arguments)
+            function.restype = result
+    return library

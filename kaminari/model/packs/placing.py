@@ -1,0 +1,130 @@
+"""Puts a pack's weights into a network, each as its device's kernel: no full weight is ever there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kaminari.config.quantization import PackFormat
+from kaminari.model.family import Footprint
+from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.linear import Linear, LinearKernel
+from kaminari.model.loading import OpenCheckpoint, Placement, open_file
+from kaminari.model.packs.reading import Pack
+from kaminari.model.packs.stacking import PlainKernel, StackedKernel
+from kaminari.model.packs.targets import HEAD_PARAMETER, find_targets, linears_by_parameter
+from kaminari.model.quantized import QuantizedWeight, join_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a linear.
+
+    name:    a target of the pack, or a tensor of the checkpoint
+    format:  of the target; None where the rows keep their precision
+    """
+
+    name: str
+    format: PackFormat | None
+    shape: tuple[int, ...]
+
+
+class PackedLinears:
+    """The linears of a checkpoint's network that a pack fills, and of which parts, in the order of rows.
+
+    rest:  the tensors of the checkpoint that fill their parameters as ever
+    """
+
+    def __init__(self, checkpoint: OpenCheckpoint, pack: Pack) -> None:
+        self._checkpoint = checkpoint
+        self._pack = pack
+        self._parts = _parts(checkpoint, pack)
+        self.rest: dict[str, Placement] = {
+            name: place for name, place in checkpoint.placements.items() if place.parameter not in self._parts
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that `fill` reads."""
+        kept = (self._checkpoint.tensors[part.name].nbytes for part in self._precise())
+        return self._pack.nbytes + sum(kept)
+
+    def footprint(self, plain: Footprint, dtype: torch.dtype) -> Footprint:
+        """What the model needs with the pack, from what it needs without."""
+        linears = linears_by_parameter(self._checkpoint.network)
+        released = sum(linears[name].weight.numel() for name in self._parts if name in linears)
+        kept = sum(prod(part.shape) for part in self._precise())
+        weights = plain.weights - (released - kept) * dtype.itemsize + self._pack.nbytes
+        return replace(plain, weights=weights)
+
+    def release(self) -> None:
+        """Let go of the weights, before they are given memory. A tied head becomes a linear of its own."""
+        text: Any = self._checkpoint.network.get_submodule("text")
+        if HEAD_PARAMETER in self._parts and text.own_head is None:
+            rows, width = self._parts[HEAD_PARAMETER][0].shape
+            with torch.device("meta"):
+                text.own_head = Linear(width, rows)
+        linears = linears_by_parameter(self._checkpoint.network)
+        for parameter in self._parts:
+            linears[parameter].release_weight()
+
+    def fill(self, device: torch.device, dtype: torch.dtype, done: Callable[[int], object]) -> None:
+        """Give every linear its kernel.
+
+        done:  called with the bytes read so far
+
+        Raises `CheckpointError`.
+        """
+        linears = linears_by_parameter(self._checkpoint.network)
+        total = 0
+        for parameter, parts in self._parts.items():
+            kernels: list[LinearKernel] = []
+            for format_, run in groupby(parts, key=lambda part: part.format):
+                names = [part.name for part in run]
+                if format_ is None:
+                    weight, nbytes = self._read_precise(names)
+                    kernels.append(PlainKernel(weight.to(device, dtype)))
+                else:
+                    quantized, nbytes = self._read_quantized(names)
+                    kernels.append(DequantizingKernel(quantized.to(device)))
+                total += nbytes
+            linears[parameter].kernel = kernels[0] if len(kernels) == 1 else StackedKernel(kernels)
+            done(total)
+
+    def _precise(self) -> list[Part]:
+        return [part for parts in self._parts.values() for part in parts if part.format is None]
+
+    def _read_precise(self, names: Sequence[str]) -> tuple[Tensor, int]:
+        rows = []
+        for name in names:
+            with open_file(self._checkpoint.tensors[name].file) as file:
+                rows.append(file.get_tensor(name))
+        return torch.cat(rows), sum(each.nbytes for each in rows)
+
+    def _read_quantized(self, names: Sequence[str]) -> tuple[QuantizedWeight, int]:
+        """The rows of several targets as one weight, in memory of its own, and the bytes that were read."""
+        with open_file(self._pack.file) as file:
+            weights = [self._pack.read(file, name) for name in names]
+            return join_rows(weights), sum(weight.nbytes for weight in weights)
+
+
+def _parts(checkpoint: OpenCheckpoint, pack: Pack) -> dict[str, list[Part]]:
+    """By parameter; a parameter that the pack leaves alone is not among them."""
+    header = pack.header
+    rows: dict[str, list[tuple[int, Part]]] = {}
+    for name, target in find_targets(checkpoint, header.format, head=header.head).items():
+        part = Part(name, target.format, target.shape)
+        rows.setdefault(target.parameter, []).append((target.first_row, part))
+    for name, place in checkpoint.placements.items():
+        if place.precise and place.parameter in rows:
+            rows[place.parameter].append((place.first_row, Part(name, None, place.shape)))
+    return {
+        parameter: [part for _, part in sorted(parts, key=lambda each: each[0])]
+        for parameter, parts in rows.items()
+    }

@@ -1,0 +1,272 @@
+"""Every kernel equals the product with the dequantized weight within what it may round, whatever the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from kaminari.model.kernels import aten_linear, cpu_linear
+from kaminari.model.kernels.cpu_linear import (
+    BFLOAT_ROWS,
+    GROUP_SIZES,
+    BFloatLinear,
+    PanelLinear,
+    linear_kernel,
+)
+from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.kernels.native.build import LEVELS, allow_native, foreseen_word, native_kernels
+from kaminari.model.linear import LinearKernel
+from kaminari.model.quantized import Int4Weight, Int8Weight
+from tests.model.kernels.quantized_weights import (
+    INT8_GROUP,
+    activation_bound,
+    int4_weight,
+    int8_weight,
+    quantized_rows,
+    rounding_bound,
+)
+
+CPU = torch.device("cpu")
+# outputs and columns: whole panels and lines, and neither
+SHAPES = [(16, 64), (48, 256), (1, 1), (17, 65), (33, 31), (100, 330), (35, 130)]
+ROW_COUNTS = [*range(1, 18), 40]
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def needs_native() -> None:
+    if native_kernels().library is None:
+        pytest.skip(native_kernels().word)
+
+
+def rows_of(count: int, columns: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    spread = torch.rand(count, 1, generator=draw) * 10
+    return (torch.randn(count, columns, generator=draw) * spread).to(dtype)
+
+
+def quantized(kind: str, outputs: int, columns: int) -> tuple[Int8Weight | Int4Weight, int]:
+    """A weight, and the columns that its activations are quantized in."""
+    if kind == "int8":
+        return int8_weight(outputs, columns), INT8_GROUP
+    group_size = int(kind.removeprefix("int4-"))
+    return int4_weight(outputs, columns, group_size), group_size
+
+
+def kernel_of(weight: Tensor | Int8Weight | Int4Weight, dtype: torch.dtype) -> LinearKernel:
+    kernel = linear_kernel(weight, CPU, dtype)
+    assert kernel is not None
+    return kernel
+
+
+KINDS = ["int8", *(f"int4-{size}" for size in GROUP_SIZES)]
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quantized_products_are_those_of_the_plain_form(
+    shape: tuple[int, int], kind: str, dtype: torch.dtype
+) -> None:
+    weight, group = quantized(kind, *shape)
+    plain = weight.dequantize()
+    kernel = kernel_of(weight, dtype)
+    assert isinstance(kernel, PanelLinear)
+    for rows in ROW_COUNTS:
+        x = rows_of(rows, shape[1], dtype)
+        found = kernel.multiply(x)
+        assert found.dtype == dtype
+        exact = x.double() @ plain.double().T
+        rounding = rounding_bound(x, plain, exact, dtype)
+        error = (found - exact).abs()
+        assert (error <= activation_bound(x, plain, group) * (1 + 2**-10) + rounding).all()
+        # and beside activations that are quantized the same way nothing but rounding is left
+        as_seen = quantized_rows(x, group)
+        exact = as_seen.double() @ plain.double().T
+        assert ((found - exact).abs() <= rounding_bound(as_seen, plain, exact, dtype)).all()
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_products_are_exact_but_for_rounding(shape: tuple[int, int]) -> None:
+    weight = rows_of(*shape, torch.bfloat16, seed=2)
+    kernel = linear_kernel(weight, CPU, torch.bfloat16)
+    if cpu_linear.native_kernels().level == "portable":
+        assert kernel is None
+        return
+    assert isinstance(kernel, BFloatLinear)
+    for rows in ROW_COUNTS:
+        x = rows_of(rows, shape[1], torch.bfloat16)
+        found = kernel.multiply(x)
+        exact = x.double() @ weight.double().T
+        assert ((found - exact).abs() <= rounding_bound(x, weight, exact, torch.bfloat16)).all()
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("kind", [*KINDS, "bfloat16"])
+def test_neither_batch_mates_nor_threads_change_a_row(kind: str) -> None:
+    outputs, columns = 1000, 330
+    weight = (
+        rows_of(outputs, columns, torch.bfloat16, seed=2)
+        if kind == "bfloat16"
+        else quantized(kind, outputs, columns)[0]
+    )
+    kernel = linear_kernel(weight, CPU, torch.bfloat16)
+    if kernel is None:
+        pytest.skip(native_kernels().word)
+    x = rows_of(40, columns, torch.bfloat16)
+    alone = torch.cat([kernel.multiply(row[None]) for row in x])
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for rows in range(1, BFLOAT_ROWS + 1):
+            assert torch.equal(kernel.multiply(x[3 : 3 + rows]), alone[3 : 3 + rows]), (threads, rows)
+        if kind != "bfloat16":
+            assert torch.equal(kernel.multiply(x), alone)
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("level", ["avx2", "portable"])
+def test_every_level_gives_the_same_bits(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = native_kernels().level
+    if list(LEVELS).index(level) <= list(LEVELS).index(own):
+        pytest.skip(f"{own} is this machine's best")
+    x = rows_of(9, 330, torch.bfloat16)
+    weights = {kind: quantized(kind, 100, 330)[0] for kind in KINDS}
+    expected = {kind: kernel_of(weight, x.dtype).multiply(x) for kind, weight in weights.items()}
+    lesser = native_kernels(level)
+    assert lesser.word == f"native {level}"
+    monkeypatch.setattr(cpu_linear, "native_kernels", lambda: lesser)
+    for kind, weight in weights.items():
+        assert torch.equal(kernel_of(weight, x.dtype).multiply(x), expected[kind]), kind
+    if level == "avx2":
+        test_bfloat16_products_are_exact_but_for_rounding((35, 130))
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("kind", [*KINDS, "bfloat16"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_in_its_row_and_is_seen(kind: str, wrong: float) -> None:
+    outputs, columns = 40, 200
+    weight = (
+        rows_of(outputs, columns, torch.bfloat16, seed=2)
+        if kind == "bfloat16"
+        else quantized(kind, outputs, columns)[0]
+    )
+    kernel = linear_kernel(weight, CPU, torch.bfloat16)
+    if kernel is None:
+        pytest.skip(native_kernels().word)
+    x = rows_of(5, columns, torch.bfloat16)
+    clean = kernel.multiply(x)
+    for column in (0, 70, 199):
+        spoilt = x.clone()
+        spoilt[2, column] = wrong
+        found = kernel.multiply(spoilt)
+        assert not found[2].isfinite().any()
+        others = [0, 1, 3, 4]
+        assert torch.equal(found[others], clean[others])
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("kind", KINDS)
+def test_zero_tiny_and_huge_rows(kind: str) -> None:
+    weight, group = quantized(kind, 20, 100)
+    kernel = kernel_of(weight, torch.float32)
+    plain = weight.dequantize()
+    for size in (0.0, 1e-40, 1e-31, 1e-20, 1e30):
+        x = rows_of(3, 100, torch.float32) * size
+        exact = x.double() @ plain.double().T
+        slack = activation_bound(x, plain, group) + rounding_bound(x, plain, exact, torch.float32)
+        # below 1e-30 a group counts as zero
+        slack = slack * (1 + 2**-10) + 1e-30 * plain.abs().sum(dim=1)
+        assert ((kernel.multiply(x) - exact).abs() <= slack).all(), size
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("kind", [*KINDS, "bfloat16"])
+def test_rows_of_another_shape_dtype_or_layout(kind: str) -> None:
+    weight = rows_of(20, 64, torch.bfloat16) if kind == "bfloat16" else quantized(kind, 20, 64)[0]
+    kernel = linear_kernel(weight, CPU, torch.bfloat16)
+    if kernel is None:
+        pytest.skip(native_kernels().word)
+    x = rows_of(4, 128, torch.bfloat16)[:, ::2]
+    assert torch.equal(kernel.multiply(x), kernel.multiply(x.contiguous()))
+    assert kernel.multiply(x[:0]).shape == (0, 20)
+    with pytest.raises(ValueError, match="rows of 64"):
+        kernel.multiply(rows_of(1, 63, torch.bfloat16))
+    with pytest.raises(ValueError, match="float32"):
+        kernel.multiply(rows_of(1, 64, torch.float32))
+    with pytest.raises(ValueError, match="meta"):
+        kernel.multiply(torch.empty(1, 64, dtype=torch.bfloat16, device="meta"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [*SHAPES, (48, 384)])
+def test_aten_quantizes_weights_alone(shape: tuple[int, int], kind: str, dtype: torch.dtype) -> None:
+    weight, _ = quantized(kind, *shape)
+    plain = weight.dequantize()
+    kernel = aten_linear.quantized_kernel(weight, dtype)
+    assert isinstance(kernel, DequantizingKernel)
+    for rows in (1, 5, 16, 17):
+        x = rows_of(rows, shape[1], dtype)
+        exact = x.double() @ plain.double().T
+        # torch may round each weight to the dtype before it multiplies, and a sum before it is scaled
+        weights = (x.double().abs() @ plain.double().abs().T) * 2 * torch.finfo(dtype).eps
+        assert ((kernel.multiply(x) - exact).abs() <= rounding_bound(x, plain, exact, dtype) + weights).all()
+
+
+def test_where_torch_is_to_multiply() -> None:
+    weight = rows_of(16, 64, torch.float32)
+    assert linear_kernel(weight, CPU, torch.float32) is None
+    assert linear_kernel(int8_weight(16, 64), torch.device("cuda"), torch.bfloat16) is None
+
+
+def test_no_library_means_aten() -> None:
+    allow_native(False)
+    try:
+        assert linear_kernel(rows_of(16, 64, torch.bfloat16), CPU, torch.bfloat16) is None
+        kernel = linear_kernel(int8_weight(16, 64), CPU, torch.bfloat16)
+        assert isinstance(kernel, aten_linear.AtenInt8Linear)
+        assert native_kernels().word == "aten (switched off)" == foreseen_word(False)
+    finally:
+        allow_native(True)
+
+
+def test_bytes_are_those_of_the_layout() -> None:
+    int8 = kernel_of(int8_weight(32, 128), torch.bfloat16)
+    assert int8.nbytes == 32 * 128 + 32 * 4
+    int4 = linear_kernel(int4_weight(32, 128, 64), CPU, torch.bfloat16)
+    if isinstance(int4, PanelLinear):
+        assert int4.nbytes == 32 * 128 // 2 + 32 * 2 * 4
+    matrix = linear_kernel(rows_of(32, 128, torch.bfloat16), CPU, torch.bfloat16)
+    assert matrix is None or matrix.nbytes == 32 * 128 * 2
+
+
+def test_impossible_weights_are_refused() -> None:
+    good, four = int8_weight(4, 8), int4_weight(4, 64, 32)
+    refused: list[tuple[Tensor | Int8Weight | Int4Weight, str]] = [
+        (Int8Weight(good.codes.int(), good.scales), "codes are torch.int8"),
+        (Int8Weight(good.codes, good.scales[:3]), "scales are torch.float32"),
+        (Int8Weight(good.codes[:0], good.scales[:0]), "a weight of 0 x 8"),
+        (Int4Weight(four.codes, four.scales, four.zeros, 64, 16), "a group of 16"),
+        (Int4Weight(four.codes, four.scales, four.zeros, 64, 64), "scales are"),
+        (Int4Weight(four.codes, four.scales, four.zeros[:, :1], 64, 32), "zeros are"),
+        (Int4Weight(four.codes, four.scales, four.zeros, 60, 32), "codes are torch.uint8"),
+        (torch.zeros(4, 8, 2, dtype=torch.bfloat16), "a weight is a torch.bfloat16 matrix"),
+        (torch.zeros(4, 8), "a weight is a torch.bfloat16 matrix"),
+        (torch.zeros(8, 4, dtype=torch.bfloat16).T, "one behind the other"),
+    ]
+    for weight, message in refused:
+        with pytest.raises(ValueError, match=message):
+            linear_kernel(weight, CPU, torch.bfloat16)
