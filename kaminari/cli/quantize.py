@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kaminari.verify.quality import Quality
 
 GROUP_SIZES = (32, 64, 128)
-DEFAULT_GROUP_SIZE = 64
+DEFAULT_GROUP_SIZE: Final = 64
 METHODS = ("fit", "hqq", "rtn")
 
 

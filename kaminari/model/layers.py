@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kaminari.model.linear import Linear
+from kaminari.model.linear import Linear, LinearKernel
 
 
 class RMSNorm(nn.Module):
@@ -51,14 +51,22 @@ class SwiGLU(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of a weight [vocab, hidden], looked up by token."""
+    """Rows of a weight [vocab, hidden], looked up by token; and a tied head, which multiplies by them.
+
+    kernel:  multiplies instead of torch where it is set
+    """
 
     def __init__(self, vocab: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
+        self.kernel: LinearKernel | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] of hidden states [rows, hidden]."""
+        return F.linear(hidden, self.weight) if self.kernel is None else self.kernel.multiply(hidden)
 
 
 def normalize(x: Tensor, eps: float) -> Tensor:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from kaminari.model.family import LoadOptions
+from kaminari.model.kernels.cpu_linear import linear_kernel
+from kaminari.model.layers import Embedding
+from kaminari.model.linear import Linear
 from kaminari.model.loading import OpenCheckpoint, load_tensors, materialize
 from kaminari.model.packs.placing import PackedLinears
 
@@ -31,3 +34,6 @@ def load_network(
     )
     if packed is not None:
         packed.fill(options.device, options.dtype, lambda done: report(plain + done, total))
+    for part in text.modules():
+        if isinstance(part, Linear | Embedding) and part.kernel is None:
+            part.kernel = linear_kernel(part.weight, options.device, options.dtype)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari.model.attention import attend
@@ -101,6 +100,6 @@ class HybridDecoder(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] of hidden states [rows, hidden]."""
         if self.own_head is None:
-            return F.linear(hidden, self.embedding.weight)
+            return self.embedding.head(hidden)
         logits: Tensor = self.own_head(hidden)
         return logits

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kaminari.config.quantization import PackFormat
-from kaminari.model.family import Footprint
-from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.family import CheckpointError, Footprint
+from kaminari.model.kernels.cpu_linear import linear_kernel
 from kaminari.model.linear import Linear, LinearKernel
 from kaminari.model.loading import OpenCheckpoint, Placement, open_file
 from kaminari.model.packs.reading import Pack
@@ -89,13 +89,23 @@ class PackedLinears:
                 names = [part.name for part in run]
                 if format_ is None:
                     weight, nbytes = self._read_precise(names)
-                    kernels.append(PlainKernel(weight.to(device, dtype)))
+                    weight = weight.to(device, dtype)
+                    kernels.append(linear_kernel(weight, device, dtype) or PlainKernel(weight))
                 else:
                     quantized, nbytes = self._read_quantized(names)
-                    kernels.append(DequantizingKernel(quantized.to(device)))
+                    kernels.append(self._kernel(quantized, device, dtype))
                 total += nbytes
             linears[parameter].kernel = kernels[0] if len(kernels) == 1 else StackedKernel(kernels)
             done(total)
+
+    def _kernel(self, weight: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> LinearKernel:
+        kernel = linear_kernel(weight, device, dtype)
+        if kernel is None:
+            raise CheckpointError(
+                f"there is no kernel for {self._pack.header.word} on {device} in {dtype}: "
+                "use --quantization none, or --device cpu"
+            )
+        return kernel
 
     def _precise(self) -> list[Part]:
         return [part for parts in self._parts.values() for part in parts if part.format is None]

@@ -6,7 +6,6 @@ depends on data other than the counts of tokens and rows.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari.model.attention import attend
@@ -95,6 +94,6 @@ class TextDecoder(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] of hidden states [rows, hidden]."""
         if self.own_head is None:
-            return F.linear(hidden, self.embedding.weight)
+            return self.embedding.head(hidden)
         logits: Tensor = self.own_head(hidden)
         return logits
