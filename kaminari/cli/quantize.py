@@ -80,7 +80,8 @@ def run(argv: Sequence[str]) -> int:
     recipe = _recipe(args)
     prompts = _prompts(args)
     folder: Path = args.out or standard_place(settings.source, PackFormat(args.to))
-    console = Console(stderr=True, highlight=False, quiet=args.json)
+    console = Console(stderr=True, highlight=False)
+    console.quiet = args.json or not console.is_terminal
     made = make(settings, recipe, folder, console)
     quality = None
     if args.report:
