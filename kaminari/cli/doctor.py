@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kaminari.cli.errors import CommandError
 from kaminari.cli.flags import add_settings_flags, command_parser, parse_command
-from kaminari.config import Folder, Hub, Settings
+from kaminari.config import Folder, Hub, KernelChoice, Settings
 
 if TYPE_CHECKING:
     from kaminari.cli.machine import Fact
@@ -73,6 +73,7 @@ def describe(plan: ModelPlan, settings: Settings) -> list[Fact]:
         Fact("device", str(plan.device)),
         Fact("dtype", f"{_chosen(dtypes.decoder, settings.model.dtype)}, vision {dtype_name(dtypes.vision)}"),
         Fact("quantization", _quantization(plan)),
+        *_kernels(plan, settings),
         Fact("weights", format_bytes(footprint.weights)),
         Fact(
             "cache",
@@ -93,6 +94,16 @@ def dtype_name(dtype: object) -> str:
 
 def _chosen(dtype: object, choice: str) -> str:
     return f"{dtype_name(dtype)} (auto)" if choice == "auto" else dtype_name(dtype)
+
+
+def _kernels(plan: ModelPlan, settings: Settings) -> list[Fact]:
+    """Whose kernels would run; on CUDA there is no choice."""
+    if plan.device.type != "cpu":
+        return []
+    from kaminari.cli.machine import Fact
+    from kaminari.model.kernels.native.build import foreseen_word
+
+    return [Fact("kernels", foreseen_word(settings.model.kernels is KernelChoice.AUTO))]
 
 
 def _quantization(plan: ModelPlan) -> str:

@@ -77,7 +77,9 @@ def missing() -> list[str]:
             "no flash-linear-attention (kaminari[fla]): hybrid models read prompts with our own form"
         )
     if not any(shutil.which(compiler) for compiler in COMPILERS):
-        notes.append("no C++ compiler: torch.compile does not work on the CPU")
+        notes.append(
+            "no C++ compiler: models run on the CPU with torch's kernels, which are slower than ours"
+        )
     notes += [
         f"{module} is not installed: pip install 'kaminari[{extra}]' brings it"
         for module, extra in EXTRAS.items()

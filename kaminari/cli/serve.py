@@ -138,6 +138,7 @@ def ready_text(info: EngineInfo, url: str) -> str:
     lines = [
         f"kaminari {__version__} is ready at {url}: model {info.model}, device {info.device}, "
         f"dtype {precision(info.dtype, info.quantization)}, "
+        f"{f'kernels {info.kernels}, ' if info.kernels else ''}"
         f"{info.slots} {'slot' if info.slots == 1 else 'slots'}, context {info.context} tokens"
     ]
     if info.demo:

@@ -57,6 +57,13 @@ class DeviceChoice(StrEnum):
     CUDA = "cuda"
 
 
+class KernelChoice(StrEnum):
+    """auto: our own C++ kernels where they can be built; aten: torch's alone."""
+
+    AUTO = "auto"
+    ATEN = "aten"
+
+
 class PictureMode(StrEnum):
     """native: the reference's own smart resize; letterbox: onto the aspect-closest grid of the budget."""
 
@@ -98,6 +105,10 @@ class ModelSettings(Group):
     )
     device: DeviceChoice = Field(
         default=DeviceChoice.AUTO, description="where the model runs; auto: cuda where there is one, else cpu"
+    )
+    kernels: KernelChoice = Field(
+        default=KernelChoice.AUTO,
+        description="kernels on a CPU; auto: our own, built once if there is a C++ compiler; aten: torch's",
     )
     served_name: Name | None = Field(
         default=None,

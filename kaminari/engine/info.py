@@ -16,6 +16,7 @@ class EngineInfo:
     vocab_size:  token ids are below it
     choices:     the most choices (n) that one request may ask for
     aliases:     other names that requests may use for the model
+    kernels:     whose kernels run on a CPU, as `native avx2` or `aten (no C++ compiler)`; empty elsewhere
     pipeline_depth:
                  steps in flight
     """
@@ -34,6 +35,7 @@ class EngineInfo:
     cache_bytes: int
     demo: bool
     aliases: tuple[str, ...] = ()
+    kernels: str = ""
     pipeline_depth: int = 1
 
     @property

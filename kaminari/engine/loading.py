@@ -12,6 +12,7 @@ import kaminari
 from kaminari.config import (
     Demo,
     Folder,
+    KernelChoice,
     ModelSettings,
     ModelSource,
     PictureMode,
@@ -38,6 +39,7 @@ from kaminari.model.family import (
     find_family,
 )
 from kaminari.model.hub import download_checkpoint
+from kaminari.model.kernels.native.build import allow_native, running_word
 from kaminari.model.loading import OpenCheckpoint
 from kaminari.model.packs.placing import PackedLinears
 from kaminari.model.packs.reading import Pack, open_pack
@@ -141,6 +143,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         plan.folder, plan.prompt_format, picture_rules(settings.pictures), plan.capacity.context
     )
     options = LoadOptions(plan.device, plan.dtypes.decoder, plan.dtypes.vision, progress, plan.pack)
+    allow_native(settings.model.kernels is KernelChoice.AUTO)
     model = plan.family.load(plan.folder, options)
     info = EngineInfo(
         model=settings.model.name,
@@ -157,6 +160,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         cache_bytes=plan.capacity.cache_bytes,
         demo=isinstance(settings.model.source, Demo),
         aliases=settings.model.aliases,
+        kernels=running_word() if plan.device.type == "cpu" else "",
         pipeline_depth=pipeline_depth(settings, plan.device),
     )
     return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)

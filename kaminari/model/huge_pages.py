@@ -25,8 +25,9 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         memory = mmap.mmap(-1, size + HUGE_PAGE)
     except OSError as error:
         raise MemoryError(f"no room for {size} bytes") from error
-    with suppress(OSError):  # a system without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % HUGE_PAGE
+    # what is left behind whole huge pages stays on small ones, and takes no more than it needs
+    with suppress(OSError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE, first, size // HUGE_PAGE * HUGE_PAGE)
     return whole[first : first + size].view(dtype).view(shape)

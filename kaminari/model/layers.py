@@ -51,9 +51,9 @@ class SwiGLU(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of a weight [vocab, hidden], looked up by token; and a tied head, which multiplies by them.
+    """Rows of a weight [vocab, hidden], looked up by token; a head that is tied to it multiplies by them.
 
-    kernel:  multiplies instead of torch where it is set
+    kernel:  multiplies instead of torch where it is set, as in `Linear`
     """
 
     def __init__(self, vocab: int, hidden: int) -> None:
@@ -64,8 +64,8 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocab] of hidden states [rows, hidden]."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]."""
         return F.linear(hidden, self.weight) if self.kernel is None else self.kernel.multiply(hidden)
 
 

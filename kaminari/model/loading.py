@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from kaminari.model import huge_pages
 from kaminari.model.family import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
@@ -110,7 +111,10 @@ def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     """Give every parameter memory on the device, in `dtype`, and bring the buffers there as they are."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
-            memory = torch.empty(parameter.shape, device=device, dtype=dtype)
+            if device.type == "cpu":
+                memory = huge_pages.empty(tuple(parameter.shape), dtype)
+            else:
+                memory = torch.empty(parameter.shape, device=device, dtype=dtype)
             setattr(part, name, nn.Parameter(memory, requires_grad=False))
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta:

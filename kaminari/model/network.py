@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from kaminari.model.family import LoadOptions
 from kaminari.model.kernels.cpu_linear import linear_kernel
@@ -32,8 +32,16 @@ def load_network(
         copies=checkpoint.copies,
         progress=lambda done, _: report(done, total),
     )
+    _give_kernels(text, options)
     if packed is not None:
         packed.fill(options.device, options.dtype, lambda done: report(plain + done, total))
+
+
+def _give_kernels(text: nn.Module, options: LoadOptions) -> None:
+    """Let our own kernels multiply by the decoder's plain weights, where there are any for them."""
+    tied = getattr(text, "own_head", None) is None
     for part in text.modules():
-        if isinstance(part, Linear | Embedding) and part.kernel is None:
-            part.kernel = linear_kernel(part.weight, options.device, options.dtype)
+        if isinstance(part, Linear) or (tied and isinstance(part, Embedding)):
+            weight: Tensor | None = part.weight
+            if weight is not None:
+                part.kernel = linear_kernel(weight, options.device, options.dtype)

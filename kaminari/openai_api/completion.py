@@ -45,6 +45,7 @@ def fingerprint(info: EngineInfo) -> str:
         info.vision_dtype,
         info.quantization,
         info.device,
+        info.kernels,
     )
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 

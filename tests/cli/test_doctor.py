@@ -15,6 +15,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from kaminari.cli import machine
 from kaminari.cli.main import main
 from kaminari.config.fields import setting_fields
+from kaminari.model.kernels.native.build import foreseen_word
 
 CPU = ["--device", "cpu"]
 
@@ -60,9 +61,15 @@ def test_the_demo_can_be_served(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["served as"] == "kaminari-demo, from demo"
     assert found["device"] == "cpu"
     assert found["dtype"] == "float32, vision float32"
+    assert found["kernels"] == foreseen_word()
     assert found["context"].startswith("100 tokens a slot")
     assert found["slots"].startswith("2; memory for ")
     assert printed.out.splitlines()[-1] == "kaminari-demo can be served: 2 slots of 100 tokens"
+
+
+def test_kernels_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *CPU, "--kernels", "aten"]) == 0
+    assert facts(capsys.readouterr().out)["kernels"] == "aten (switched off)"
 
 
 def test_the_numbers_are_those_of_the_checkpoint(

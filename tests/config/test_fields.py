@@ -17,6 +17,7 @@ OTHER = {
     "model.vision_dtype": "bfloat16",
     "model.quantization": "int4",
     "model.device": "cpu",
+    "model.kernels": "aten",
     "model.served_name": "mine",
     "model.aliases": '["gpt-4o", "other"]',
     "engine.slots": "3",

@@ -206,4 +206,5 @@ def test_only_config_reads_the_environment() -> None:
         if re.search(r"os\.environ|getenv", path.read_text(encoding="utf-8"))
     ]
     handing_on = [str(Path("bench") / name) for name in ("profiling.py", "server_process.py", "startup.py")]
-    assert sorted(readers) == sorted([str(Path("config") / "loading.py"), *handing_on])
+    config = [str(Path("config") / name) for name in ("folders.py", "loading.py")]
+    assert sorted(readers) == sorted([*config, *handing_on])

@@ -7,14 +7,20 @@ import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kaminari.model.family import CheckpointError, LoadOptions, find_family
+from kaminari.model.kernels.cpu_linear import BFloatLinear
+from kaminari.model.kernels.native.build import native_kernels
+from kaminari.model.layers import Embedding
+from kaminari.model.linear import Linear
 from kaminari.model.loading import read_headers
 from kaminari.model.qwen3_vl import FAMILY
 from tests.checkpoints import VARIANTS
@@ -78,6 +84,32 @@ def test_every_parameter_is_loaded_and_counted(
     assert footprint.weights == sum(parameter.nbytes for parameter in network.parameters())
     cache = model.new_cache(3, 17)
     assert cache.nbytes() == 3 * 17 * footprint.cache_per_token + 3 * footprint.cache_per_slot
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decoders_in_bfloat16_multiply_by_native_kernels(
+    variant: str, checkpoint: Callable[[str], Path]
+) -> None:
+    folder = checkpoint(variant)
+    text = find_family(folder).load(folder, LoadOptions(CPU, torch.bfloat16, torch.float32)).network.text
+    tied = text.own_head is None
+    linears = [part for part in text.modules() if isinstance(part, Linear)]
+    heads = [text.embedding] if tied else []
+    there = native_kernels().library is not None and native_kernels().level != "portable"
+    assert {type(part.kernel) for part in [*linears, *heads]} == {BFloatLinear if there else NoneType}
+    x = torch.randn(3, linears[0].in_features).bfloat16()
+    plain = F.linear(x.float(), linears[0].weight.float())
+    assert torch.allclose(linears[0](x).float(), plain, rtol=2**-8, atol=1e-5)
+    hidden = torch.randn(2, text.embedding.weight.shape[1]).bfloat16()
+    head = text.embedding.weight if tied else text.own_head.weight
+    logits = F.linear(hidden.float(), head.float())
+    assert torch.allclose(text.head(hidden).float(), logits, rtol=2**-8, atol=1e-5)
+
+
+def test_float32_is_left_to_torch(tiny_checkpoint: Path) -> None:
+    text = load(tiny_checkpoint).network.text
+    parts = [part for part in text.modules() if isinstance(part, Linear | Embedding)]
+    assert all(part.kernel is None for part in parts)
 
 
 def test_fused_weights_hold_their_parts_in_order(tiny_checkpoint: Path) -> None:

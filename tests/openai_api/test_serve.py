@@ -38,6 +38,11 @@ def test_the_ready_line_holds_every_fact() -> None:
     assert "demo" not in text
 
 
+def test_the_ready_line_names_the_kernels_of_a_cpu() -> None:
+    assert ", kernels native avx2, " in ready_text(replace(INFO, kernels="native avx2"), URL)
+    assert "kernels" not in ready_text(INFO, URL)
+
+
 def test_the_demo_says_what_it_is_and_what_to_serve_instead() -> None:
     text = ready_text(replace(INFO, demo=True), URL)
     assert "demo" in text

@@ -100,6 +100,6 @@ class HybridDecoder(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] of hidden states [rows, hidden]."""
         if self.own_head is None:
-            return self.embedding.head(hidden)
+            return self.embedding.logits(hidden)
         logits: Tensor = self.own_head(hidden)
         return logits

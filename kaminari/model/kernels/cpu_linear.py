@@ -20,7 +20,7 @@ from kaminari.model import huge_pages
 from kaminari.model.kernels import aten_linear
 from kaminari.model.kernels.native.build import native_kernels
 from kaminari.model.linear import LinearKernel
-from kaminari.model.quantized import Int4Weight, Int8Weight
+from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 
 BFLOAT_ROWS = 16
 """Up to so many rows the native bfloat16 kernel is the faster one, and torch's GEMM behind it."""
@@ -31,18 +31,13 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 def linear_kernel(
-    weight: Tensor | Int8Weight | Int4Weight,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    native: bool = True,
+    weight: Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype
 ) -> LinearKernel | None:
     """The kernel for a weight, or None where plain torch is to multiply by it, or nothing here can.
 
     weight:  a matrix [out_features, in_features] of `dtype`, or a quantized one; on the CPU. Its kernel keeps
              the matrix and copies what is quantized
     dtype:   of the activations
-    native:  whether our own kernels may be used
 
     Builds the native library at the first call that needs it. Raises ValueError for a weight of impossible
     shapes or dtypes.
@@ -51,14 +46,14 @@ def linear_kernel(
         return None
     if isinstance(weight, Tensor):
         _check_matrix(weight, dtype)
-        if dtype != torch.bfloat16 or not native:
+        if dtype != torch.bfloat16:
             return None
         kernels = native_kernels()
         if kernels.library is None or kernels.level == "portable":
             return None
         return BFloatLinear(weight, kernels.library)
     _check_quantized(weight)
-    library = native_kernels().library if native else None
+    library = native_kernels().library
     if library is None:
         return aten_linear.quantized_kernel(weight, dtype)
     if isinstance(weight, Int8Weight):
@@ -165,7 +160,7 @@ def _check_matrix(weight: Tensor, dtype: torch.dtype) -> None:
         raise ValueError("a weight's rows lie one behind the other, and these do not")
 
 
-def _check_quantized(weight: Int8Weight | Int4Weight) -> None:
+def _check_quantized(weight: QuantizedWeight) -> None:
     """Raise ValueError unless every tensor has the shape and dtype that its class says, on the CPU."""
     outputs, columns = weight.shape
     expected: dict[str, tuple[tuple[int, ...], torch.dtype]]

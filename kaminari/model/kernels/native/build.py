@@ -44,6 +44,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "portable": (),
 }
 BUILD_SECONDS = 300
+SWITCHED_OFF = "switched off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class NativeKernels:
         return f"aten ({self.reason})" if self.reason else f"native {self.level}"
 
 
+_allowed = True
+
+
 class BuildError(Exception):
     """Why there is no library; the message is one line."""
 
@@ -75,6 +79,8 @@ def native_kernels(level: str | None = None) -> NativeKernels:
     level:  one of `LEVELS` that this CPU can run, by default the best
     """
     level = level or cpu_level()
+    if not _allowed:
+        return NativeKernels(None, level, SWITCHED_OFF)
     try:
         return NativeKernels(declare(_load(level)), level)
     except BuildError as error:
@@ -82,8 +88,23 @@ def native_kernels(level: str | None = None) -> NativeKernels:
         return NativeKernels(None, level, str(error))
 
 
-def foreseen_word() -> str:
+def allow_native(allowed: bool) -> None:
+    """Whether this process may use native kernels: what the setting `model.kernels` says."""
+    global _allowed
+    if allowed != _allowed:
+        _allowed = allowed
+        native_kernels.cache_clear()
+
+
+def running_word() -> str:
+    """`native_kernels().word` where a loaded model has asked for them, else plain `aten`."""
+    return native_kernels().word if native_kernels.cache_info().currsize else "aten"
+
+
+def foreseen_word(allowed: bool = True) -> str:
     """What `native_kernels().word` will most likely be, told without building anything."""
+    if not allowed:
+        return f"aten ({SWITCHED_OFF})"
     try:
         level = cpu_level()
         built = _target(level).exists()

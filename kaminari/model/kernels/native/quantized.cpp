@@ -20,10 +20,20 @@ namespace {
 constexpr int PANEL = 16;
 constexpr int LINE = 64;
 constexpr int64_t INT8_GROUP = 64;   // columns of a group of activations beside int8 weights
+constexpr int IN_L2 = 2;             // how near __builtin_prefetch brings what it asks for
 constexpr int64_t CHUNK = 1 << 16;   // bytes of weights that a thread takes at once
-constexpr int AHEAD = 4096;          // bytes that are asked for before they are needed
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Asks for weights before they are needed. With a row or two the system's own prefetching keeps up; with more,
+// lines wait for the products of those before them, and asking was measured to be up to a third faster; int8,
+// which reads twice as much per product, gains from a second, FAR distance.
+template <int ROWS, int FAR>
+inline void ask_ahead(const uint8_t* line) {
+  if (ROWS <= 2) return;
+  __builtin_prefetch(line + 4096);
+  if (FAR) __builtin_prefetch(line + FAR, 0, IN_L2);
+}
 
 struct Int8 {
   const uint8_t* panels;
@@ -46,7 +56,7 @@ struct Int8 {
       for (int m = 0; m < ROWS; m++) dots[m] = splat(INT8_START * tile.sum[at + m]);
       const int64_t end = std::min(first + INT8_GROUP / 4, lines);
       for (int64_t l = first; l < end; l++, line += LINE, x += 4 * ROWS) {
-        __builtin_prefetch(line + AHEAD);
+        ask_ahead<ROWS, 16384>(line);
         const Bytes codes = load(line);
         for (int m = 0; m < ROWS; m++) dots[m] = dot_biased(dots[m], codes, x + 4 * m);
       }
@@ -77,7 +87,7 @@ struct Int4 {
       for (int m = 0; m < ROWS; m++) dots[m] = splat(-8 * tile.sum[at + m]), others[m] = splat(0);
       const int64_t end = std::min(first + lines_of_group, lines);
       for (int64_t l = first; l < end; l++, line += LINE, x += 8 * ROWS) {
-        __builtin_prefetch(line + AHEAD);
+        ask_ahead<ROWS, 0>(line);
         const Bytes both = load(line);
         const Bytes low = low_nibbles(both), high = high_nibbles(both);
         for (int m = 0; m < ROWS; m++) dots[m] = dot_unsigned(dots[m], low, x + 4 * m);
