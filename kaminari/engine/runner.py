@@ -24,8 +24,10 @@ from kaminari.engine.sampler import sample
 from kaminari.engine.sampling_table import SamplingTable
 from kaminari.engine.scheduler import DecodeRow, EncodePicture, PrefillChunk
 from kaminari.engine.step_clock import StepClock
+from kaminari.engine.step_graphs import CudaRecorder, Recorder, StepGraphs
 from kaminari.engine.token_mask import token_mask
 from kaminari.engine.transfer import mark, to_device
+from kaminari.model.attention import captures
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
 
@@ -59,7 +61,9 @@ class Runner:
         context: int,
         end_token_ids: AbstractSet[int],
         clock: StepClock | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        """`recorder` captures decode steps, where they can be; by default CUDA does on its devices."""
         self.model = model
         self._end_token_ids = end_token_ids
         self._clock = clock or StepClock()
@@ -70,6 +74,10 @@ class Runner:
         self._numbers = torch.arange(slots, device=model.device)
         self._ones = torch.ones(slots, dtype=torch.int32, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
+        self._graphs = StepGraphs(self._captured_step, model.device)
+        if recorder is None and model.device.type == "cuda":
+            recorder = CudaRecorder(model.device)
+        self._recorder = recorder if captures(self.cache) else None
 
     def add(
         self,
@@ -91,7 +99,8 @@ class Runner:
         )
 
     def warm_up(self) -> None:
-        """Run a prompt and a decode step once, so that the first request finds every kernel built."""
+        """Run a prompt and a decode step once, so that the first request finds every kernel built; then
+        capture the decode steps, where that is possible."""
         job, slot = -1, 0
         prompt = PreparedPrompt((0, 0), np.tile(np.arange(2), (3, 1)), 0)
         self.add(job, prompt, SamplingParams(temperature=1.0), seed=0, constraints=[None])
@@ -102,7 +111,9 @@ class Runner:
             if undrawn is not None:
                 self.draw(undrawn, undrawn.rows).collect()
         self.forget(job)
-        self.scrub([slot])
+        if self._recorder is not None:
+            self._graphs.capture(self.cache.slots, self._recorder)
+        self.scrub(range(self.cache.slots))
 
     def forget(self, job: int) -> None:
         """Drop what the device holds of a job, apart from its slots. An unknown job is no error."""
@@ -169,22 +180,40 @@ class Runner:
         slots = tuple(row.slot for row in rows)
         lengths = tuple(row.cached + 1 for row in rows)
         positions = [row.cached + self._jobs[row.job].prompt.position_offset for row in rows]
-        layout = self._tensor([slots, lengths, positions])
-        batch = StepBatch(
-            tokens=self._last_tokens.index_select(0, layout[0]),
-            positions=layout[2].expand(3, -1),
-            slots=layout[0],
-            q_lens=self._ones[: len(rows)],
-            kv_lens=layout[1].int(),
-            logit_rows=self._numbers[: len(rows)],
-            host=RowLengths(slots, (1,) * len(rows), lengths),
-        )
-        self._clock.lap("prepare")
-        logits = self.model.head(self.model.forward(batch, self.cache))
+        layout = (slots, lengths, positions)
+        host = RowLengths(slots, (1,) * len(rows), lengths)
+        if len(rows) in self._graphs:
+            self.cache.check_rows(host)
+            self._clock.lap("prepare")
+            logits = self._graphs.run(layout)
+        else:
+            on_device = self._tensor(layout)
+            self._clock.lap("prepare")
+            logits = self._step(on_device, host)
         self._clock.lap("forward")
         self._clock.steps += 1
         self._clock.rows += len(rows)
         return Undrawn(logits, tuple(DrawRow(row.job, row.choice, row.slot, row.index) for row in rows))
+
+    def _step(self, layout: Tensor, host: RowLengths) -> Tensor:
+        """Logits [R, vocab] of a decode step: layout [3, R] holds slots, lengths and positions."""
+        rows = layout.shape[1]
+        batch = StepBatch(
+            tokens=self._last_tokens.index_select(0, layout[0]),
+            positions=layout[2].expand(3, -1),
+            slots=layout[0],
+            q_lens=self._ones[:rows],
+            kv_lens=layout[1].int(),
+            logit_rows=self._numbers[:rows],
+            host=host,
+        )
+        return self.model.head(self.model.forward(batch, self.cache))
+
+    def _captured_step(self, layout: Tensor) -> Tensor:
+        """`_step` for rows of any slots and lengths: to the host every row is as long as a slot."""
+        rows = layout.shape[1]
+        longest = (self.cache.capacity,) * rows
+        return self._step(layout, RowLengths(tuple(range(rows)), (1,) * rows, longest))
 
     def draw(self, undrawn: Undrawn, rows: Sequence[DrawRow]) -> Drawn:
         """Draw one token for each of these rows of `undrawn`, and leave it where the next step finds it."""

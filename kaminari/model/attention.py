@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from kaminari.model.batch import StepBatch
-from kaminari.model.cache import AttentionKV
+from kaminari.model.cache import AttentionKV, SlotCache
 
 PRODUCT_QUERIES = 128  # tokens whose scores are held at once in `_attend_in_products`
 FEWEST_FOR_PRODUCTS = 16
@@ -40,6 +40,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch
     longest = max(batch.host.kv_lens)
     answer: Tensor = kernels.attend(q, layer.keys, layer.values, batch.slots, batch.kv_lens, longest)
     return answer
+
+
+def captures(cache: SlotCache) -> bool:
+    """Whether a step of one token per row takes its slots and lengths from the device alone.
+
+    Then it can be captured and replayed for other slots and lengths, up to the `kv_lens` of the host's copy.
+    """
+    return all(
+        isinstance(layer, AttentionKV)
+        and (kernels := _kernels(layer.keys.device.type)) is not None
+        and kernels.fits(layer.keys[0], 1)
+        for layer in cache.layers
+    )
 
 
 @cache

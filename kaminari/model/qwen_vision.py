@@ -15,7 +15,7 @@ from torch import Tensor
 from kaminari.model.family import VisionRows
 from kaminari.model.loading import Placement
 from kaminari.model.picture import Grid
-from kaminari.model.vision_layers import PatchEmbedding
+from kaminari.model.vision_layers import PatchEmbedding, fused_attention
 
 
 def build_tower(tower_class: Any, config: Any) -> Any:
@@ -42,7 +42,8 @@ def place_tower(tower: Any, source: str, target: str) -> dict[str, Placement]:
 
 def encode(tower: Any, pixels: Tensor, grids: Sequence[Grid], dtype: torch.dtype) -> VisionRows:
     """Run the tower over patches [N, patch_values] of grids (frames, rows, columns); rows come in `dtype`."""
-    output = tower(pixels, grid_thw=torch.tensor(grids, dtype=torch.int64, device=pixels.device))
+    with fused_attention():
+        output = tower(pixels, grid_thw=torch.tensor(grids, dtype=torch.int64, device=pixels.device))
     embeddings: Tensor = output.pooler_output.to(dtype)
     deepstack = getattr(output, "deepstack_features", None)
     if not deepstack:

@@ -28,6 +28,7 @@ from kaminari.engine.loading import load_model
 from kaminari.engine.params import SamplingParams
 from kaminari.model.family import CheckpointError
 from tests.engine.harness import GREEDY, picture, quiet, settings
+from tests.patience import PATIENCE
 
 LONG = SamplingParams(temperature=0.0, ignore_eos=True)
 
@@ -39,7 +40,7 @@ def engine(tiny_checkpoint: Path) -> Iterator[Engine]:
 
 
 def until_free(engine: Engine, slots: int = 2) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while engine.status().free_slots < slots or engine.status().waiting:
         assert time.monotonic() < deadline, engine.status()
         time.sleep(0.005)

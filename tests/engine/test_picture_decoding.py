@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import time
 import zlib
 from typing import Any
 
@@ -19,6 +18,7 @@ from kaminari.engine.errors import RequestError
 from kaminari.engine.picture_decoding import decode_picture
 from kaminari.engine.picture_format import ACCEPTED
 from tests.cases import loading
+from tests.patience import processor_time
 
 MAX_PIXELS = 80_000_000
 FACTS = {fact.name: fact for fact in loading.file_facts()}
@@ -60,9 +60,8 @@ def test_good_files_decode_to_their_size_and_probes(name: str) -> None:
 @pytest.mark.parametrize("name", names("reject"))
 def test_bad_files_are_refused_quickly(name: str) -> None:
     data = loading.file_bytes(name)
-    started = time.perf_counter()
-    message = refusal(data)
-    assert time.perf_counter() - started < 0.2
+    with processor_time(0.2):
+        message = refusal(data)
     assert "0x" not in message
     assert message.startswith("the ")
 
@@ -141,18 +140,16 @@ def test_img_bomb_the_limit_is_ours_and_exact() -> None:
 
 
 def test_img_big_honest_decodes_in_time() -> None:
-    started = time.perf_counter()
-    image = decode_picture(loading.file_bytes("big_9000x6000_1bit.png"), MAX_PIXELS)
+    with processor_time(5):
+        image = decode_picture(loading.file_bytes("big_9000x6000_1bit.png"), MAX_PIXELS)
     assert image.size == (9000, 6000)
-    assert time.perf_counter() - started < 5
 
 
 def test_img_animated_only_the_first_frame_is_decoded() -> None:
     data = loading.file_bytes("gif_1500_frames.gif")
     decode_picture(data, MAX_PIXELS)
-    started = time.perf_counter()
-    decode_picture(data, MAX_PIXELS)
-    assert time.perf_counter() - started < 0.05
+    with processor_time(0.05):
+        decode_picture(data, MAX_PIXELS)
 
 
 def test_img_16bit_grey_keeps_its_levels() -> None:
@@ -373,15 +370,13 @@ def test_hostile_bytes_decode_or_are_refused(name: str, changes: list[tuple[int,
 @pytest.mark.parametrize("stray", [b"\xff", b"\xff\0", b"\xff\xff\0"])
 def test_countless_stray_bytes_take_no_time(stray: bytes, tail: bytes) -> None:
     data = b"\xff\xd8" + stray * 10_000_000 + tail
-    started = time.perf_counter()
-    refusal(data)
-    assert time.perf_counter() - started < 2
+    with processor_time(2):
+        refusal(data)
 
 
 def test_a_jpeg_of_countless_segments_is_refused_from_its_markers() -> None:
     whole = encoded(Image.new("RGB", (16, 16), "red"), "JPEG")
     segment = b"\xff\xe1\x00\x09Exif\0\0x"
-    started = time.perf_counter()
-    assert "segments" in refusal(whole[:2] + segment * 800_000 + whole[2:])
-    assert time.perf_counter() - started < 2
+    with processor_time(2):
+        assert "segments" in refusal(whole[:2] + segment * 800_000 + whole[2:])
     assert decode_picture(whole[:2] + segment * 300 + whole[2:], MAX_PIXELS).size == (16, 16)

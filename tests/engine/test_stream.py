@@ -21,6 +21,7 @@ from kaminari.engine.events import (
     Usage,
 )
 from kaminari.engine.stream import EventStream
+from tests.patience import PATIENCE
 
 END = Finished(Usage(3, 2, 0), Timings(0, 0, 0, 0, 0, 0))
 EVENTS: list[Event] = [
@@ -116,7 +117,7 @@ async def test_an_abort_wakes_an_async_reader(delay: float) -> None:
     task = asyncio.create_task(read())
     await asyncio.sleep(delay)
     threading.Thread(target=source.stream.abort).start()
-    assert await asyncio.wait_for(task, 5) == []
+    assert await asyncio.wait_for(task, PATIENCE) == []
     assert source.aborts == 1
 
 

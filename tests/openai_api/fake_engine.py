@@ -14,6 +14,7 @@ from kaminari.engine.info import EngineInfo, EngineStatus
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.stream import EventStream
+from tests.patience import PATIENCE
 
 INFO = EngineInfo(
     model="org/fake-vl",
@@ -140,7 +141,7 @@ class FakeEngine:
                 self.live -= 1
                 self._changed.notify_all()
 
-    def wait_until_idle(self, seconds: float = 2.0) -> bool:
+    def wait_until_idle(self, seconds: float = PATIENCE) -> bool:
         """Whether all streams end or are aborted in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self.live == 0, seconds)

@@ -19,6 +19,7 @@ from kaminari.openai_api.app import create_app
 from kaminari.openai_api.engine_protocol import Engine
 from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.server import Server, listen
+from tests.patience import PATIENCE
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -64,7 +65,7 @@ def events_of(text: str) -> list[Any]:
     return [json.loads(item) for item in data[:-1]]
 
 
-async def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait for a condition that another thread makes true."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -123,7 +124,7 @@ class Running:
     lifecycle: Lifecycle
     thread: threading.Thread
 
-    def stop(self, seconds: float = 10.0) -> None:
+    def stop(self, seconds: float = PATIENCE) -> None:
         self.server.should_exit = True
         self.thread.join(seconds)
         assert not self.thread.is_alive()
@@ -141,7 +142,7 @@ def serving(engine: Engine | None, *, grace: float = 0.2, **server: Any) -> Iter
     thread.start()
     running = Running(f"http://127.0.0.1:{port}", served, lifecycle, thread)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while not served.started:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -18,6 +18,7 @@ from kaminari.engine.engine import Engine
 from tests.cases.loading import case, file_facts, resolve
 from tests.engine.harness import quiet
 from tests.openai_api.harness import CHAT, client_of, error_of, events_of, make_app, post, serving, until
+from tests.patience import PATIENCE, processor_time
 
 NAME = "kaminari-demo"
 SLOTS = 4
@@ -119,7 +120,7 @@ def test_str_disconnect(engine: Engine) -> None:
         for _ in range(SLOTS + 20):
             with client.stream("POST", CHAT, json=body) as response:
                 assert next(response.iter_lines()).startswith("data: ")
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + PATIENCE
         while (status := engine.status()).running or status.waiting or status.free_slots != SLOTS:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -162,9 +163,8 @@ async def test_lim_maxtok_values(engine: Engine) -> None:
 
 async def test_lim_overflow(engine: Engine) -> None:
     body = request_of("lim-overflow")
-    began = time.monotonic()
-    response = await post(engine, **body)
-    assert time.monotonic() - began < 2
+    with processor_time(2):
+        response = await post(engine, **body)
     assert response.status_code == 400
     error = error_of(response)
     assert error["code"] == "context_length_exceeded"
@@ -217,14 +217,13 @@ async def test_srv_health_blocked(engine: Engine) -> None:
     body = request_of("srv-health-blocked", max_tokens=1)
     async with client_of(app) as client:
         posts = [asyncio.create_task(client.post(CHAT, json=body)) for _ in range(3)]
-        waits = []
-        while not all(post.done() for post in posts):
-            began = time.monotonic()
+        answered = 0
+        while not any(post.done() for post in posts):
             assert (await client.get("/health")).status_code == 200
-            waits.append(time.monotonic() - began)
-            await asyncio.sleep(0.02)
+            answered += 1
+            await asyncio.sleep(0.001)
         assert {(await post).status_code for post in posts} == {200}
-        assert sorted(waits)[int(len(waits) * 0.9)] < 0.2
+        assert answered > 20
 
 
 async def test_srv_queue_full(engine: Engine) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ from kaminari.engine.errors import QueueFull
 from kaminari.openai_api.workers import Workers
 from tests.openai_api.fake_engine import FakeEngine, endless
 from tests.openai_api.harness import CHAT, HI, AsgiCall, client_of, error_of, make_app, serving, until
+from tests.patience import PATIENCE
 
 
 def body(**fields: Any) -> bytes:
@@ -30,7 +30,7 @@ async def test_leaving_while_it_runs_aborts(stream: bool) -> None:
     task = asyncio.create_task(call.run())
     await until(lambda: engine.live == 1 and (len(call.sent) > 3 or not stream))
     call.gone.set()
-    await asyncio.wait_for(task, 2)
+    await asyncio.wait_for(task, PATIENCE)
     assert engine.wait_until_idle()
     assert engine.aborted == 1
 
@@ -81,7 +81,7 @@ async def test_leaving_while_it_is_prepared_queues_nothing() -> None:
 
     def slow() -> None:
         entered.set()
-        leave.wait(5)
+        leave.wait(PATIENCE)
 
     engine.prepare_hook = slow
     app, _ = make_app(engine)
@@ -89,7 +89,7 @@ async def test_leaving_while_it_is_prepared_queues_nothing() -> None:
     task = asyncio.create_task(call.run())
     await until(entered.is_set)
     call.gone.set()
-    await asyncio.wait_for(task, 2)
+    await asyncio.wait_for(task, PATIENCE)
     leave.set()
     await asyncio.sleep(0.05)
     assert engine.params == []
@@ -107,26 +107,23 @@ async def test_leaving_before_the_body_is_there_is_quiet() -> None:
 
 async def test_the_event_loop_stays_free_while_requests_are_prepared() -> None:
     engine = FakeEngine()
-    engine.prepare_hook = lambda: time.sleep(0.1)
+    leave = threading.Event()
+    engine.prepare_hook = lambda: leave.wait(PATIENCE) and None
     app, _ = make_app(engine, Settings(pictures=PictureSettings(workers=2)))
     async with client_of(app) as client:
         posts = [asyncio.create_task(client.post(CHAT, json={"messages": HI})) for _ in range(8)]
-        await asyncio.sleep(0.02)
-        waits = []
-        while not all(post.done() for post in posts):
-            began = time.monotonic()
+        await until(lambda: len(engine.conversations) == 2)
+        for _ in range(10):
             assert (await client.get("/health")).status_code == 200
-            waits.append(time.monotonic() - began)
-            await asyncio.sleep(0.01)
-        assert len(waits) > 10
-        assert sorted(waits)[len(waits) // 2] < 0.05
+        assert not any(post.done() for post in posts)
+        leave.set()
         assert {(await post).status_code for post in posts} == {200}
 
 
 async def test_too_many_requests_in_preparation_are_refused_at_once() -> None:
     engine = FakeEngine()
     leave = threading.Event()
-    engine.prepare_hook = lambda: leave.wait(5) and None
+    engine.prepare_hook = lambda: leave.wait(PATIENCE) and None
     settings = Settings(pictures=PictureSettings(workers=1), engine=EngineSettings(queue_size=3))
     app, _ = make_app(engine, settings)
     async with client_of(app) as client:
@@ -143,7 +140,7 @@ async def test_too_many_requests_in_preparation_are_refused_at_once() -> None:
 async def test_a_cancelled_job_leaves_its_place() -> None:
     workers = Workers(threads=1, waiting=1)
     leave = threading.Event()
-    running = asyncio.create_task(workers.run(lambda: leave.wait(5)))
+    running = asyncio.create_task(workers.run(lambda: leave.wait(PATIENCE)))
     waiting = asyncio.create_task(workers.run(lambda: pytest.fail("it was cancelled")))
     await asyncio.sleep(0.01)
     with pytest.raises(QueueFull):
@@ -171,7 +168,7 @@ def test_over_a_socket_every_slot_comes_back(stream: bool) -> None:
                 else:
                     with pytest.raises(httpx.ReadTimeout):
                         client.post(CHAT, content=body())
-        assert engine.wait_until_idle(1.0)
+        assert engine.wait_until_idle()
         assert engine.aborted == engine.info.slots + 5
 
 

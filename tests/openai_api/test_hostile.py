@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from kaminari.openai_api.intake import BODIES
 from kaminari.openai_api.schemas.chat import ChatRequest
 from tests.openai_api.fake_engine import FakeEngine
 from tests.openai_api.harness import CHAT, HI, AsgiCall, client_of, error_of, events_of, make_app
+from tests.patience import processor_time
 
 PARTS = {"role": "user", "content": [{"type": "text", "text": ""}] * 4096}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -122,9 +122,8 @@ def test_what_holds_too_much_is_refused_before_it_is_looked_into(
     path: str, body: Any, status: int, param: str | None
 ) -> None:
     encoded = orjson.dumps(body)
-    began = time.monotonic()
-    response = send(encoded, path)
-    assert time.monotonic() - began < 1
+    with processor_time(1):
+        response = send(encoded, path)
     assert response.status_code == status
     assert error_of(response)["param"] == param
 

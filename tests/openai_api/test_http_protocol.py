@@ -18,6 +18,7 @@ from kaminari.openai_api import http_protocol
 from kaminari.openai_api.http_protocol import HttpProtocol
 from tests.openai_api.fake_engine import FakeEngine, endless
 from tests.openai_api.harness import CHAT, HI, Running, events_of, serving
+from tests.patience import PATIENCE
 
 GOOD = json.dumps({"messages": HI}).encode()
 
@@ -34,7 +35,7 @@ def head(*lines: str, method: str = "POST", path: str = CHAT, version: str = "1.
 
 def connect(running: Running) -> socket.socket:
     host, port = running.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
@@ -165,7 +166,7 @@ def test_a_head_that_drips_is_a_408_and_a_silent_connection_is_closed(
         assert refusal_of(everything(dripping), 408)["code"] == "request_timeout"
         assert everything(silent) == b""
         assert refusal_of(everything(late), 408)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE
 
 
 def test_a_connection_that_waits_for_its_next_request_is_not_hurried(
@@ -187,7 +188,7 @@ def test_a_client_that_closes_its_half_has_left(stream: bool) -> None:
     body = json.dumps({"messages": HI, "stream": stream}).encode()
     with serving(engine) as running, connect(running) as connection:
         connection.sendall(head("Host: a", f"Content-Length: {len(body)}") + body)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while engine.live == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)

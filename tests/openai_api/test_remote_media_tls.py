@@ -32,7 +32,7 @@ def remote(*, trusts: trustme.CA | None = CA) -> RemoteMedia:
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    settings = MediaSettings(allowed_hosts=[NAME], allow_private=True, timeout="5s")
+    settings = MediaSettings(allowed_hosts=[NAME], allow_private=True, timeout="10s")
     media = RemoteMedia(settings, max_total=10**7, max_requests=2, resolve=resolve)
     if trusts is not None:
         trusts.configure_trust(media._tls)

@@ -25,6 +25,7 @@ from kaminari.config import MediaSettings, ServerSettings, Settings
 from kaminari.openai_api.server import listen
 from tests.openai_api.fake_engine import INFO, FakeEngine
 from tests.openai_api.harness import CHAT, HI, events_of
+from tests.patience import PATIENCE
 
 URL = "http://127.0.0.1:8000/v1"
 
@@ -167,13 +168,13 @@ def test_the_demo_is_served_and_a_stream_is_told_of_the_end() -> None:
             )
             assert answer.choices[0].message.content == "Paris"
         body = {"messages": HI, "stream": True, "ignore_eos": True, "return_token_ids": True}
-        with httpx.stream("POST", url.removesuffix("/v1") + CHAT, json=body, timeout=20) as response:
+        with httpx.stream("POST", url.removesuffix("/v1") + CHAT, json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             served.send_signal(signal.SIGTERM)
             last = events_of("\n".join(lines))[-1]
         assert last.get("error", {}).get("code") == "shutting_down"
-        _, errors = served.communicate(timeout=20)
+        _, errors = served.communicate(timeout=PATIENCE)
         assert served.returncode == 0
         assert "Traceback" not in errors
 
@@ -183,18 +184,18 @@ def test_a_signal_while_it_loads_ends_it_too() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with process("--port", str(port)) as served:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while True:
             assert time.monotonic() < deadline
             try:
-                response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=20)
+                response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE)
             except httpx.ConnectError:
                 time.sleep(0.01)
                 continue
             break
         assert response.json() == {"status": "loading"}
         served.send_signal(signal.SIGTERM)
-        _, errors = served.communicate(timeout=20)
+        _, errors = served.communicate(timeout=PATIENCE)
         assert served.returncode == 0
         assert "Traceback" not in errors
 

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.openai_api.harness import CHAT, HI
+from tests.patience import PATIENCE
 
 Q_PROJ = "model.language_model.layers.1.self_attn.q_proj.weight"
 
@@ -28,15 +29,20 @@ import sys, time
 import kaminari.cli.serve as command
 from tests.openai_api.fake_engine import FakeEngine, endless
 
+def prepare():
+    print("asked", flush=True)
+    if "decoding" in sys.argv:
+        time.sleep(600)
+
+
 engine = FakeEngine(endless, pause=0.05)
-if "decoding" in sys.argv:
-    engine.prepare_hook = lambda: time.sleep(600)
+engine.prepare_hook = prepare
 if "closing" in sys.argv:
     command.CLOSING_SECONDS = 0.2
     engine.close = lambda: time.sleep(600)
 command.load_engine = lambda *_: engine
 grace = "60s" if "long" in sys.argv else "300ms"
-sys.exit(command.run(["--port", "0", "--grace", grace, "--log-level", "warning"]))
+sys.exit(command.run(["--port", "0", "--grace", grace, "--log-level", "warning", "--pictures-workers", "2"]))
 """
 
 
@@ -56,7 +62,7 @@ def process(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def busy(*how: str) -> Iterator[tuple[subprocess.Popen[str], Callable[..., socket.socket]]]:
-    """A server that is ready, and what sends a chat request to it and returns the connection."""
+    """A server that is ready, and what sends it a chat request and returns the connection."""
     with process("-c", BUSY, *how) as served:
         assert served.stdout is not None
         address = served.stdout.readline().split(" is ready at http://")[1].split("/")[0]
@@ -64,9 +70,12 @@ def busy(*how: str) -> Iterator[tuple[subprocess.Popen[str], Callable[..., socke
 
         def ask(**fields: object) -> socket.socket:
             body = json.dumps({"messages": HI, **fields}).encode()
-            connection = socket.create_connection((host, int(port)), timeout=20)
+            connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
             head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
+            assert served.stdout is not None
+            while "asked" not in (line := served.stdout.readline()):
+                assert line, "the server has ended"
             return connection
 
         yield served, ask
@@ -80,7 +89,7 @@ def rest(connection: socket.socket) -> str:
     return got.decode()
 
 
-def ended(served: subprocess.Popen[str], seconds: float = 20.0) -> float:
+def ended(served: subprocess.Popen[str], seconds: float = 2 * PATIENCE) -> float:
     """How long the process lives on, after a check that it ends in order and says nothing."""
     began = time.monotonic()
     _, errors = served.communicate(timeout=seconds)
@@ -92,13 +101,12 @@ def ended(served: subprocess.Popen[str], seconds: float = 20.0) -> float:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_cannot_be_stopped_does_not_hold_the_exit(number: signal.Signals) -> None:
     with busy("decoding") as (served, ask), ask() as whole, ask(stream=True) as stream:
-        time.sleep(0.2)
         served.send_signal(number)
         for connection in (whole, stream):
             said = rest(connection)
             assert said.startswith("HTTP/1.1 503 ")
             assert '"code":"shutting_down"' in said
-        assert ended(served) < 10
+        assert ended(served) < PATIENCE
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -116,17 +124,15 @@ def test_what_runs_is_told_of_the_end(number: signal.Signals) -> None:
 @pytest.mark.parametrize("how", ["decoding", "running"])
 def test_a_second_interrupt_ends_the_grace_and_all_of_it_in_order(how: str) -> None:
     with busy(how, "long") as (served, ask), ask() as whole, ask(stream=True):
-        time.sleep(0.2)
         for _ in range(3):
             served.send_signal(signal.SIGINT)
             time.sleep(0.05)
         assert '"code":"shutting_down"' in rest(whole)
-        assert ended(served) < 10
+        assert ended(served) < PATIENCE
 
 
 def test_a_second_sigterm_changes_nothing() -> None:
     with busy("running") as (served, ask), ask() as whole:
-        time.sleep(0.2)
         for _ in range(2):
             served.send_signal(signal.SIGTERM)
         assert '"code":"shutting_down"' in rest(whole)
@@ -135,9 +141,8 @@ def test_a_second_sigterm_changes_nothing() -> None:
 
 def test_an_engine_that_does_not_stop_does_not_hold_the_exit() -> None:
     with busy("closing") as (served, ask), ask():
-        time.sleep(0.2)
         served.send_signal(signal.SIGTERM)
-        _, errors = served.communicate(timeout=20)
+        _, errors = served.communicate(timeout=PATIENCE)
         assert served.returncode == 0
         (line,) = errors.splitlines()
         assert "the engine did not stop within 0.2 s" in line

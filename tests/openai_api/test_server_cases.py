@@ -14,6 +14,7 @@ from kaminari.engine.engine import Engine
 from kaminari.engine.loading import LoadedModel, load_model
 from tests.cases.loading import case, resolve
 from tests.openai_api.harness import CHAT, AsgiCall, client_of, error_of, make_app, until
+from tests.patience import PATIENCE
 
 
 @contextmanager
@@ -74,7 +75,8 @@ async def test_srv_kv_livelock() -> None:
     with Engine.load(settings) as engine:
         async with client_of(make_app(engine)[0]) as client:
             *fitting, never = await asyncio.wait_for(
-                asyncio.gather(*(client.post(CHAT, json=body(n)) for n in (80, 80, 80, 80, 2000))), 60
+                asyncio.gather(*(client.post(CHAT, json=body(n)) for n in (80, 80, 80, 80, 2000))),
+                2 * PATIENCE,
             )
         assert error_of(never)["code"] == "context_length_exceeded"
         for answer in fitting:
@@ -105,14 +107,14 @@ async def test_str_slow_client() -> None:
 
         call.send = stuck  # type: ignore[method-assign]
         reading = asyncio.create_task(call.run())
-        await asyncio.wait_for(stopped.wait(), 10)
+        await asyncio.wait_for(stopped.wait(), PATIENCE)
         (request,) = engine._open.values()
         async with client_of(app) as client:
             answers = [await client.post(CHAT, json=quick) for _ in range(10)]
         assert {answer.json()["choices"][0]["message"]["content"] for answer in answers} == {"Paris"}
-        await until(lambda: engine.status().free_slots == 2, 30)
+        await until(lambda: engine.status().free_slots == 2)
         assert 0 < len(request.stream._events) <= 300 + 2
         assert not reading.done()
         call.gone.set()
-        await asyncio.wait_for(reading, 5)
+        await asyncio.wait_for(reading, PATIENCE)
         assert len(call.sent) == 2

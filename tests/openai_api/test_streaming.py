@@ -32,6 +32,7 @@ from tests.openai_api.harness import (
     serving,
     until,
 )
+from tests.patience import PATIENCE, patience
 
 ASK = json.dumps({"messages": HI, "stream": True}).encode()
 
@@ -71,7 +72,7 @@ async def test_a_reader_that_takes_nothing_is_dropped() -> None:
             await asyncio.sleep(60)
 
     call.send = stuck  # type: ignore[method-assign]
-    with anyio.fail_after(2):
+    with anyio.fail_after(PATIENCE):
         await call.run()
     assert closed.is_set()
     assert aborted.is_set()
@@ -89,15 +90,11 @@ def test_over_a_socket_a_stuck_reader_harms_nobody() -> None:
             head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(ASK)}\r\n\r\n"
             stuck.sendall(head.encode() + ASK)
             assert stuck.recv(10)
-            waits = []
             health, close = f"{running.url}/health", {"connection": "close"}
             while running.server.server_state.connections:
-                began = time.monotonic()
-                assert httpx.get(health, headers=close, verify=False).status_code == 200
-                waits.append(time.monotonic() - began)
-                assert sum(waits) < 20
+                with patience():
+                    assert httpx.get(health, headers=close, verify=False).status_code == 200
                 time.sleep(0.02)
-            assert max(waits) < 1
         assert engine.wait_until_idle()
 
 
@@ -134,7 +131,7 @@ async def test_what_still_runs_after_the_grace_is_told() -> None:
 async def test_what_is_prepared_when_the_grace_ends_is_told() -> None:
     engine = FakeEngine()
     leave = threading.Event()
-    engine.prepare_hook = lambda: leave.wait(5) and None
+    engine.prepare_hook = lambda: leave.wait(PATIENCE) and None
     app, lifecycle = make_app(engine, grace=0.05)
     async with client_of(app) as client:
         waiting = asyncio.create_task(client.post(CHAT, json={"messages": HI}))
@@ -148,15 +145,15 @@ async def test_what_is_prepared_when_the_grace_ends_is_told() -> None:
 def test_over_a_socket_a_stopping_server_ends_its_streams(grace: float) -> None:
     engine = FakeEngine(endless, pause=0.01)
     with serving(engine, grace=grace) as running:
-        with httpx.stream("POST", running.url + CHAT, content=ASK, timeout=10) as response:
+        with httpx.stream("POST", running.url + CHAT, content=ASK, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             began = time.monotonic()
             running.server.should_exit = True
             rest = "\n".join(lines)
         assert events_of(rest)[-1]["error"]["code"] == "shutting_down"
-        assert grace <= time.monotonic() - began < grace + 2
-        running.thread.join(5)
+        assert grace <= time.monotonic() - began < PATIENCE
+        running.thread.join(PATIENCE)
         assert not running.thread.is_alive()
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{running.url}/health")
@@ -170,7 +167,7 @@ async def test_a_plain_uvicorn_that_stops_begins_the_shutdown(monkeypatch: pytes
     task = asyncio.create_task(call.run())
     await until(lambda: engine.live == 1)
     monkeypatch.setattr("sse_starlette.sse.AppStatus.should_exit", True)
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, PATIENCE)
     assert lifecycle.stopping
     text = b"".join(message.get("body", b"") for message in call.sent).decode()
     assert events_of(text)[-1]["error"]["code"] == "shutting_down"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from kaminari.engine.events import Delta, Failed
 from tests.cases.loading import case, resolve
 from tests.openai_api.fake_engine import FakeEngine, says
 from tests.openai_api.harness import HI, client_of, error_of, events_of, make_app, post, serving
+from tests.patience import processor_time
 
 NAME = "kaminari-demo"
 SCHEMA = {"type": "object", "properties": {"c": {"enum": ["red", "blue"]}}, "required": ["c"]}
@@ -132,9 +132,8 @@ async def test_so_deep(engine: Engine) -> None:
     statuses = []
     for schema in ("@schema:deep_300", *case("so-deep").input["also"]):
         body["response_format"]["json_schema"]["schema"] = resolve(schema)
-        began = time.monotonic()
-        response = await post(engine, **body, max_tokens=8)
-        assert time.monotonic() - began < 1
+        with processor_time(1):
+            response = await post(engine, **body, max_tokens=8)
         statuses.append(response.status_code)
         if response.status_code == 400:
             assert error_of(response)["param"] == "response_format.json_schema.schema"
@@ -147,9 +146,8 @@ async def test_every_hostile_schema_is_answered_or_refused_while_others_are_serv
         for name in ("cycle_no_base", "cycle_required", "false", "laughs", "empty", "tree_ok"):
             schema = resolve(f"@schema:{name}")
             fields = {"messages": HI, "max_tokens": 4, "response_format": json_schema(schema)}
-            began = time.monotonic()
-            response = await client.post("/v1/chat/completions", json=fields)
-            assert time.monotonic() - began < 1
+            with processor_time(1):
+                response = await client.post("/v1/chat/completions", json=fields)
             assert response.status_code == (200 if name in ("laughs", "empty", "tree_ok") else 400)
     assert engine.status().free_slots == 4
 

@@ -109,10 +109,13 @@ def test_a_refusal_gives_the_servers_reason_in_one_line(body: bytes, reason: str
 
 
 def test_a_server_that_dribbles_is_cut_off() -> None:
-    started = time.monotonic()
-    with answering(*[b" "] * 40, pause=0.1) as root, pytest.raises(ServerError, match=r"within 0\.3 s"):
+    """Its answer would end well, long after what the client waits."""
+    pieces = [b" "] * 400
+    with (
+        answering(*pieces, said("late"), pause=0.1) as root,
+        pytest.raises(ServerError, match=r"within 0\.3 s"),
+    ):
         ask(root, timeout=0.3)
-    assert time.monotonic() - started < 3
 
 
 def test_nobody_there() -> None:

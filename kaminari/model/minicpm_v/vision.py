@@ -17,7 +17,7 @@ from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6Merg
 from kaminari.model.family import VisionRows
 from kaminari.model.loading import Placement
 from kaminari.model.picture import Grid, Picture
-from kaminari.model.vision_layers import PatchEmbedding
+from kaminari.model.vision_layers import PatchEmbedding, fused_attention
 
 PATCHES = "embeddings.patch_embedding"
 
@@ -79,5 +79,6 @@ def place_vision(vision: SlicedVision) -> dict[str, Placement]:
 
 def encode_picture(vision: nn.Module, pixels: Tensor, picture: Picture, dtype: torch.dtype) -> VisionRows:
     """Run the vision half over all slices of a picture."""
-    embeddings: Tensor = vision(pixels, picture.grids).to(dtype)
+    with fused_attention():
+        embeddings: Tensor = vision(pixels, picture.grids).to(dtype)
     return VisionRows(embeddings, embeddings.new_empty(0, *embeddings.shape))

@@ -1,0 +1,157 @@
+"""Captured decode steps: the same tokens as uncaptured ones, whoever comes and goes between the steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kaminari.engine import step_graphs
+from kaminari.engine.conversation import Conversation
+from kaminari.engine.params import SamplingParams
+from kaminari.engine.scheduler import DecodeRow
+from kaminari.engine.step_graphs import CudaRecorder, StepGraphs
+from kaminari.model import attention
+from tests.engine.harness import HandLoop, cache_tensors, hand_loop, picture, poison
+
+split_kv = pytest.importorskip("kaminari.model.kernels.split_kv", exc_type=ModuleNotFoundError)
+
+pytestmark = pytest.mark.on_device
+
+SLOTS = 3
+
+
+class Replays:
+    """A recorder for any device: a replay runs the step again, with nothing from the host but what it had
+    when it was recorded, into the tensor that it returned then."""
+
+    def __init__(self, most: int = 99) -> None:
+        self.most = most
+        self.recorded: list[int] = []
+        self.replayed: list[int] = []
+
+    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        output = step().clone()
+        rows = output.shape[0]
+        if rows > self.most:
+            raise RuntimeError("out of memory")
+        self.recorded.append(rows)
+
+        def replay() -> Tensor:
+            self.replayed.append(rows)
+            return output.copy_(step())
+
+        return replay
+
+
+@pytest.fixture
+def on_device_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the Triton kernels attend every decode step, on whatever device the tests run."""
+    monkeypatch.setattr(attention, "_kernels", lambda _: split_kv)
+
+
+def warm(folder: Path, recorder: Replays | None) -> HandLoop:
+    engine = hand_loop(folder, slots=SLOTS)
+    engine.loop.runner._recorder = recorder
+    with torch.inference_mode():
+        engine.loop.runner.warm_up()
+    return engine
+
+
+def tokens_of(engine: HandLoop) -> list[tuple[int, ...]]:
+    """Requests that come, end and follow on used slots: of every number of rows, lengths and positions."""
+    poison(engine.loop.runner.cache)
+    first = engine.submit(
+        Conversation.ask("Hello, who are you?"), SamplingParams(temperature=0, max_tokens=9)
+    )
+    engine.step(4)
+    others = [
+        engine.submit(Conversation.ask("What is it?", picture(96, 64, 1)), SamplingParams(temperature=0)),
+        engine.submit(Conversation.ask("Draw."), SamplingParams(temperature=1, seed=3, max_tokens=14)),
+        engine.submit(Conversation.ask("Again."), SamplingParams(temperature=0.5, seed=1, max_tokens=6)),
+    ]
+    engine.step(30)
+    others[0].stream.abort()
+    engine.run()
+    return [one.token_ids() for one in (first, *others)]
+
+
+@pytest.mark.usefixtures("depth", "on_device_lengths")
+def test_replayed_steps_draw_the_same_tokens(tiny_checkpoint: Path) -> None:
+    recorder = Replays()
+    engine = warm(tiny_checkpoint, recorder)
+    assert recorder.recorded == [3, 2, 1], "the largest first"
+    found = tokens_of(engine)
+    assert set(recorder.replayed) == {1, 2, 3}
+    assert found == tokens_of(warm(tiny_checkpoint, None))
+    assert engine.is_clean()
+
+
+@pytest.mark.usefixtures("on_device_lengths")
+def test_a_step_that_was_not_captured_runs_all_the_same(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_graphs, "MOST_ROWS", 2)
+    recorder = Replays()
+    engine = warm(tiny_checkpoint, recorder)
+    assert recorder.recorded == [2, 1]
+    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert set(recorder.replayed) == {1, 2}
+
+
+@pytest.mark.usefixtures("on_device_lengths")
+def test_a_capture_that_fails_is_logged_and_nothing_is_captured(
+    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Replays(most=2)
+    with caplog.at_level(logging.WARNING):
+        engine = warm(tiny_checkpoint, recorder)
+    assert "decode steps of 3 rows and fewer run uncaptured" in caplog.text
+    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert recorder.replayed == []
+
+
+@pytest.mark.usefixtures("on_device_lengths")
+def test_a_capture_leaves_nothing_in_the_slots(tiny_checkpoint: Path) -> None:
+    engine = warm(tiny_checkpoint, Replays())
+    assert all(not tensor.any() for tensor in cache_tensors(engine.loop.runner.cache))
+
+
+@pytest.mark.usefixtures("on_device_lengths")
+def test_a_row_that_does_not_fit_is_refused_before_the_replay(tiny_checkpoint: Path) -> None:
+    recorder = Replays()
+    engine = warm(tiny_checkpoint, recorder)
+    job = engine.submit(Conversation.ask("Hello")).id
+    engine.step()
+    recorder.replayed.clear()
+    with torch.inference_mode(), pytest.raises(ValueError, match="no slot 7"):
+        engine.loop.runner.decode([DecodeRow(job, 0, slot=7, cached=3, index=1)])
+    assert recorder.replayed == []
+
+
+def test_nothing_is_captured_where_the_host_must_know_the_lengths(
+    tiny_checkpoint: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without kernels that read them on the device, and where a layer keeps a length of its own."""
+    monkeypatch.setattr(attention, "_kernels", lambda _: None)
+    assert not attention.captures(hand_loop(tiny_checkpoint).loop.runner.cache)
+    monkeypatch.setattr(attention, "_kernels", lambda _: split_kv)
+    assert attention.captures(hand_loop(tiny_checkpoint).loop.runner.cache)
+    assert not attention.captures(hand_loop(checkpoint("qwen3_5")).loop.runner.cache)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda_a_replay_is_the_step() -> None:
+    device = torch.device("cuda")
+    table = torch.randn(4, 8, device=device)
+    graphs = StepGraphs(lambda layout: table[layout[0]] * layout[1][:, None], device)
+    graphs.capture(3, CudaRecorder(device))
+    assert all(rows in graphs for rows in (1, 2, 3))
+    for layout in ([[2, 0], [3, 5], [0, 0]], [[1, 3], [2, 7], [0, 0]]):
+        expected = table[layout[0]] * torch.tensor(layout[1], device=device)[:, None]
+        assert torch.equal(graphs.run(layout), expected)
