@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
-from kaminari.model.kernels.aten_linear import DequantizingLinear
+from kaminari.model.kernels.dequantizing import DequantizingKernel
 from kaminari.model.linear import Linear
 from kaminari.model.packs import placing
 from kaminari.model.packs.placing import PackedLinears
@@ -41,7 +41,7 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that multiply by the dequantized weight, and round no more than that."""
 
     def kernel(weight: Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype) -> Any:
-        return None if isinstance(weight, Tensor) else DequantizingLinear(weight)
+        return None if isinstance(weight, Tensor) else DequantizingKernel(weight)
 
     monkeypatch.setattr(placing, "linear_kernel", kernel)
 
