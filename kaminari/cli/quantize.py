@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kaminari.cli.errors import USAGE, CommandError
 from kaminari.cli.flags import add_settings_flags, command_parser, parse_command
-from kaminari.config import ModelSettings, PackFolder, PackFormat, standard_place
+from kaminari.config import KernelChoice, ModelSettings, PackFolder, PackFormat, standard_place
 
 if TYPE_CHECKING:
     from kaminari.model.packs.writing import MadePack, Recipe
@@ -137,10 +137,12 @@ def measure(
     from kaminari.engine.loading import checkpoint_folder
     from kaminari.engine.placement import PlacementError, resolve_device, resolve_dtypes
     from kaminari.model.family import CheckpointError, LoadOptions, find_family
+    from kaminari.model.kernels.native.build import allow_native
     from kaminari.model.stages import find_stages
     from kaminari.verify.quality import Observation, compare, observe
     from kaminari.verify.replay import Replayer, open_frontend
 
+    allow_native(settings.kernels is KernelChoice.AUTO)
     try:
         device = resolve_device(settings.device)
         dtypes = resolve_dtypes(settings, device)
