@@ -22,6 +22,10 @@ from kaminari.model.packs.targets import HEAD_PARAMETER, find_targets, linears_b
 from kaminari.model.quantized import QuantizedWeight, join_rows
 
 
+# of devices whose kernels multiply by quantized weights
+DEVICE_TYPES = ("cpu",)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Rows of a linear.
@@ -63,6 +67,11 @@ class PackedLinears:
         weights = plain.weights - (released - kept) * dtype.itemsize + self._pack.nbytes
         return replace(plain, weights=weights)
 
+    def check_device(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Raise `CheckpointError` for a device that has no kernel for a pack."""
+        if device.type not in DEVICE_TYPES:
+            raise self._no_kernel(device, dtype)
+
     def release(self) -> None:
         """Let go of the weights, before they are given memory. A tied head becomes a linear of its own."""
         text: Any = self._checkpoint.network.get_submodule("text")
@@ -101,11 +110,14 @@ class PackedLinears:
     def _kernel(self, weight: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> LinearKernel:
         kernel = linear_kernel(weight, device, dtype)
         if kernel is None:
-            raise CheckpointError(
-                f"there is no kernel for {self._pack.header.word} on {device} in {dtype}: "
-                "use --quantization none, or --device cpu"
-            )
+            raise self._no_kernel(device, dtype)
         return kernel
+
+    def _no_kernel(self, device: torch.device, dtype: torch.dtype) -> CheckpointError:
+        return CheckpointError(
+            f"there is no kernel for {self._pack.header.word} on {device} in {dtype}: "
+            "use --quantization none, or --device cpu"
+        )
 
     def _precise(self) -> list[Part]:
         return [part for parts in self._parts.values() for part in parts if part.format is None]

@@ -34,26 +34,27 @@ def save_logits(checkpoint: str, pack: str, out: str) -> None:
 
 
 def _peak(work: Callable[[], object]) -> int:
-    before = _anonymous_bytes()
+    before = _own_bytes()
     highest = before
     done = threading.Event()
 
     def watch() -> None:
         nonlocal highest
         while not done.wait(0.001):
-            highest = max(highest, _anonymous_bytes())
+            highest = max(highest, _own_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     kept = work()
-    highest = max(highest, _anonymous_bytes())
+    highest = max(highest, _own_bytes())
     done.set()
     watcher.join()
     del kept
     return highest - before
 
 
-def _anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
+def _own_bytes() -> int:
+    """Memory of this process that no file backs: what the files themselves take is dropped at need."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024
+    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
+    return (int(sizes["RssAnon"]) + int(sizes["RssShmem"])) * 1024

@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kaminari.config import load_settings
+from kaminari.engine import loading
 from kaminari.model.family import CheckpointError
 from kaminari.model.packs import placing
 from kaminari.model.packs.format import METADATA_KEY, PACK_FILE, PackHeader
@@ -201,6 +203,16 @@ def test_a_device_without_the_kernel(
 ) -> None:
     monkeypatch.setattr(placing, "linear_kernel", lambda *rest: None)
     assert "there is no kernel for int4-g32 on cpu" in refusal(tiny_checkpoint, packs / "int4")
+
+
+def test_a_device_without_kernels_is_refused_before_anything_is_read(
+    tiny_checkpoint: Path, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "resolve_device", lambda choice: torch.device("cuda", 0))
+    asked = {"model.source": str(tiny_checkpoint), "model.dtype": "bfloat16"}
+    settings = load_settings(asked | {"model.quantization": str(packs / "int8")}, environ={})
+    with pytest.raises(CheckpointError, match=r"no kernel for int8\+head-int8 on cuda:0 in torch.bfloat16"):
+        loading.plan_model(settings)
 
 
 def test_an_odd_width_ends_in_the_middle_code(tmp_path: Path) -> None:
