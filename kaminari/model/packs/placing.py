@@ -21,7 +21,6 @@ from kaminari.model.packs.stacking import PlainKernel, StackedKernel
 from kaminari.model.packs.targets import HEAD_PARAMETER, find_targets, linears_by_parameter
 from kaminari.model.quantized import QuantizedWeight, join_rows
 
-
 # of devices whose kernels multiply by quantized weights
 DEVICE_TYPES = ("cpu",)
 

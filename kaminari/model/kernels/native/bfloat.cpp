@@ -19,7 +19,7 @@ constexpr int64_t CHUNK = 1 << 17;   // bytes of weights that a thread takes at 
 
 #if defined(__AVX512BF16__)
 
-constexpr int OUTPUTS = 4;  // outputs whose weights are read side by side
+constexpr int OUTPUTS = 4;  // outputs whose weights are read side by side for several rows
 constexpr int STEP = 32;    // columns of a vector
 using Sums = __m512;
 
@@ -84,27 +84,28 @@ inline float total(const Sums& sums) {
 
 #endif
 
-// `x` and `out` begin with the tile's first row; `weight` with the first of OUTPUTS or fewer outputs.
-template <int ROWS>
-void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs, int64_t there) {
-  const uint16_t* line[OUTPUTS];
+// `x` and `out` begin with the tile's first row; `weight` with the first of SIDES or fewer outputs.
+template <int ROWS, int SIDES>
+void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs,
+              int64_t there) {
+  const uint16_t* line[SIDES];
   // where there are fewer, the last one stands in for the others, and is not written
-  for (int64_t n = 0; n < OUTPUTS; n++) line[n] = weight + std::min(n, there - 1) * columns;
-  Sums sums[OUTPUTS][ROWS];
+  for (int64_t n = 0; n < SIDES; n++) line[n] = weight + std::min(n, there - 1) * columns;
+  Sums sums[SIDES][ROWS];
   for (auto& row : sums)
     for (auto& each : row) each = nothing();
   int64_t i = 0;
-  // The next outputs' weights are asked for in the order of memory: as one stream, which is faster than OUTPUTS
-  // streams that lie a row apart.
-  const char* next = reinterpret_cast<const char*>(line[0] + OUTPUTS * columns);
+  // The next outputs' weights are asked for in the order of memory: as one stream, which is faster than SIDES
+  // streams that lie a row apart. One stream alone needs no asking.
+  const char* next = reinterpret_cast<const char*>(line[0] + SIDES * columns);
   for (; i + STEP <= columns; i += STEP)
-    for (int n = 0; n < OUTPUTS; n++, next += STEP * 2) {
-      __builtin_prefetch(next, 0, IN_L2);
+    for (int n = 0; n < SIDES; n++, next += STEP * 2) {
+      if (SIDES > 1) __builtin_prefetch(next, 0, IN_L2);
       const auto w = load(line[n] + i);
       for (int m = 0; m < ROWS; m++) sums[n][m] = add_products(sums[n][m], load(x + m * columns + i), w);
     }
   if (i < columns)
-    for (int n = 0; n < OUTPUTS; n++) {
+    for (int n = 0; n < SIDES; n++) {
       const auto w = load(line[n] + i, columns - i);
       for (int m = 0; m < ROWS; m++) sums[n][m] = add_products(sums[n][m], load(x + m * columns + i, columns - i), w);
     }
@@ -112,7 +113,16 @@ void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t 
     for (int m = 0; m < ROWS; m++) put(out + m * outputs + n, total(sums[n][m]));
 }
 
-using Products = void (*)(const uint16_t*, const uint16_t*, uint16_t*, int64_t, int64_t, int64_t);
+// All of [first, last) for a tile of rows.
+template <int ROWS>
+void products(const uint16_t* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs,
+              int64_t first, int64_t last) {
+  constexpr int SIDES = ROWS == 1 ? 1 : OUTPUTS;
+  for (int64_t n = first; n < last; n += SIDES)
+    products<ROWS, SIDES>(x, weight + n * columns, out + n, columns, outputs, std::min<int64_t>(SIDES, last - n));
+}
+
+using Products = void (*)(const uint16_t*, const uint16_t*, uint16_t*, int64_t, int64_t, int64_t, int64_t);
 constexpr Products PRODUCTS[TILE] = {products<1>, products<2>, products<3>, products<4>,
                                      products<5>, products<6>, products<7>, products<8>};
 
@@ -129,9 +139,7 @@ KAMINARI void kaminari_bfloat_linear(const uint16_t* weight, int64_t columns, in
       for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t row = rows * tile / tiles, tall = rows * (tile + 1) / tiles - row;
         const int64_t last = std::min((block + 1) * TOGETHER, outputs);
-        for (int64_t n = block * TOGETHER; n < last; n += OUTPUTS)
-          PRODUCTS[tall - 1](x + row * columns, weight + n * columns, out + row * outputs + n, columns, outputs,
-                             std::min<int64_t>(OUTPUTS, last - n));
+        PRODUCTS[tall - 1](x + row * columns, weight, out + row * outputs, columns, outputs, block * TOGETHER, last);
       }
   });
 }

@@ -21,7 +21,8 @@ constexpr int PANEL = 16;
 constexpr int LINE = 64;
 constexpr int64_t INT8_GROUP = 64;   // columns of a group of activations beside int8 weights
 constexpr int IN_L2 = 2;             // how near __builtin_prefetch brings what it asks for
-constexpr int64_t CHUNK = 1 << 16;   // bytes of weights that a thread takes at once
+constexpr int64_t CHUNK = 1 << 16;   // bytes of weights that a thread takes at once, or SIDES panels
+constexpr int SIDES = 4;             // panels that are read side by side where that streams faster
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -41,29 +42,38 @@ struct Int8 {
   int64_t columns;
 
   int64_t group() const { return INT8_GROUP; }
+  bool side_by_side() const { return true; }
   int64_t panel_bytes() const { return ceil_div(columns, 8) * 2 * LINE; }
 
-  // The sums of LANES outputs from `lane` on, for every row of a tile.
-  template <int ROWS>
-  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[PANEL]) const {
-    const uint8_t* line = panels + panel * panel_bytes() + lane * 4;
+  // The sums of LANES outputs from `lane` on, of SIDES panels, for every row of a tile.
+  template <int ROWS, int SIDES>
+  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[TILE][PANEL]) const {
+    const int64_t apart = panel_bytes();
+    const uint8_t* line = panels + panel * apart + lane * 4;
     const int8_t* x = tile.codes;
-    Floats total[ROWS];
-    for (int m = 0; m < ROWS; m++) total[m] = splat(0.0f);
+    Floats total[SIDES][ROWS];
+    for (auto& side : total)
+      for (auto& each : side) each = splat(0.0f);
     const int64_t lines = ceil_div(columns, 8) * 2;
     for (int64_t first = 0, at = 0; first < lines; first += INT8_GROUP / 4, at += ROWS) {
-      Ints dots[ROWS];
-      for (int m = 0; m < ROWS; m++) dots[m] = splat(INT8_START * tile.sum[at + m]);
+      Ints dots[SIDES][ROWS];
+      for (auto& side : dots)
+        for (int m = 0; m < ROWS; m++) side[m] = splat(INT8_START * tile.sum[at + m]);
       const int64_t end = std::min(first + INT8_GROUP / 4, lines);
-      for (int64_t l = first; l < end; l++, line += LINE, x += 4 * ROWS) {
-        ask_ahead<ROWS, 16384>(line);
-        const Bytes codes = load(line);
-        for (int m = 0; m < ROWS; m++) dots[m] = dot_biased(dots[m], codes, x + 4 * m);
-      }
-      for (int m = 0; m < ROWS; m++) total[m] = fused(to_float(dots[m]), splat(tile.scale[at + m]), total[m]);
+      for (int64_t l = first; l < end; l++, line += LINE, x += 4 * ROWS)
+        for (int s = 0; s < SIDES; s++) {
+          ask_ahead<ROWS, 16384>(line + s * apart);
+          const Bytes codes = load(line + s * apart);
+          for (int m = 0; m < ROWS; m++) dots[s][m] = dot_biased(dots[s][m], codes, x + 4 * m);
+        }
+      for (int s = 0; s < SIDES; s++)
+        for (int m = 0; m < ROWS; m++)
+          total[s][m] = fused(to_float(dots[s][m]), splat(tile.scale[at + m]), total[s][m]);
     }
-    const Floats scale = load_floats(scales + panel * PANEL + lane);
-    for (int m = 0; m < ROWS; m++) store(result[m] + lane, multiply(total[m], scale));
+    for (int s = 0; s < SIDES; s++) {
+      const Floats scale = load_floats(scales + (panel + s) * PANEL + lane);
+      for (int m = 0; m < ROWS; m++) store(result[s][m] + lane, multiply(total[s][m], scale));
+    }
   }
 };
 
@@ -73,54 +83,72 @@ struct Int4 {
   int64_t group_size;
 
   int64_t group() const { return group_size; }
+  // measured: of panels that are this long, several stream faster than one, and of shorter ones slower
+  bool side_by_side() const { return columns >= 4096; }
   int64_t panel_bytes() const { return (ceil_div(columns, 8) + ceil_div(columns, group_size)) * LINE; }
 
-  template <int ROWS>
-  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[PANEL]) const {
-    const uint8_t* line = panels + panel * panel_bytes() + lane * 4;
+  template <int ROWS, int SIDES>
+  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[TILE][PANEL]) const {
+    const int64_t apart = panel_bytes();
+    const uint8_t* line = panels + panel * apart + lane * 4;
     const int8_t* x = tile.codes;
-    Floats total[ROWS];
-    for (int m = 0; m < ROWS; m++) total[m] = splat(0.0f);
+    Floats total[SIDES][ROWS];
+    for (auto& side : total)
+      for (auto& each : side) each = splat(0.0f);
     const int64_t lines = ceil_div(columns, 8), lines_of_group = group_size / 8;
     for (int64_t first = 0, at = 0; first < lines; first += lines_of_group, at += ROWS) {
-      Ints dots[ROWS], others[ROWS];
-      for (int m = 0; m < ROWS; m++) dots[m] = splat(-8 * tile.sum[at + m]), others[m] = splat(0);
+      Ints dots[SIDES][ROWS], others[SIDES][ROWS];
+      for (int s = 0; s < SIDES; s++)
+        for (int m = 0; m < ROWS; m++) dots[s][m] = splat(-8 * tile.sum[at + m]), others[s][m] = splat(0);
       const int64_t end = std::min(first + lines_of_group, lines);
-      for (int64_t l = first; l < end; l++, line += LINE, x += 8 * ROWS) {
-        ask_ahead<ROWS, 0>(line);
-        const Bytes both = load(line);
-        const Bytes low = low_nibbles(both), high = high_nibbles(both);
-        for (int m = 0; m < ROWS; m++) dots[m] = dot_unsigned(dots[m], low, x + 4 * m);
-        for (int m = 0; m < ROWS; m++) others[m] = dot_unsigned(others[m], high, x + 4 * (ROWS + m));
+      for (int64_t l = first; l < end; l++, line += LINE, x += 8 * ROWS)
+        for (int s = 0; s < SIDES; s++) {
+          ask_ahead<ROWS, 0>(line + s * apart);
+          const Bytes both = load(line + s * apart);
+          const Bytes low = low_nibbles(both), high = high_nibbles(both);
+          for (int m = 0; m < ROWS; m++) dots[s][m] = dot_unsigned(dots[s][m], low, x + 4 * m);
+          for (int m = 0; m < ROWS; m++) others[s][m] = dot_unsigned(others[s][m], high, x + 4 * (ROWS + m));
+        }
+      for (int s = 0; s < SIDES; s++) {
+        const uint16_t* numbers = reinterpret_cast<const uint16_t*>(line + s * apart - lane * 4);
+        const Floats scale = load_bfloats(numbers + lane), zero = load_bfloats(numbers + PANEL + lane);
+        for (int m = 0; m < ROWS; m++) {
+          const Floats sum = to_float(add(dots[s][m], others[s][m]));
+          total[s][m] = fused(sum, multiply(scale, splat(tile.scale[at + m])), total[s][m]);
+          total[s][m] = fused(zero, splat(tile.lift[at + m]), total[s][m]);
+        }
       }
-      const uint16_t* numbers = reinterpret_cast<const uint16_t*>(line - lane * 4);
-      const Floats scale = load_bfloats(numbers + lane), zero = load_bfloats(numbers + PANEL + lane);
       line += LINE;
-      for (int m = 0; m < ROWS; m++) {
-        total[m] = fused(to_float(add(dots[m], others[m])), multiply(scale, splat(tile.scale[at + m])), total[m]);
-        total[m] = fused(zero, splat(tile.lift[at + m]), total[m]);
-      }
     }
-    for (int m = 0; m < ROWS; m++) store(result[m] + lane, total[m]);
+    for (int s = 0; s < SIDES; s++)
+      for (int m = 0; m < ROWS; m++) store(result[s][m] + lane, total[s][m]);
   }
 };
 
 template <int ROWS, class Weight>
-void panel_sums(const Weight& weight, int64_t panel, const Tile& tile, float (*result)[PANEL]) {
-  for (int lane = 0; lane < PANEL; lane += LANES) weight.template sums<ROWS>(panel, lane, tile, result);
+int panel_sums(const Weight& weight, int64_t panel, int64_t end, const Tile& tile, float (*result)[TILE][PANEL]) {
+  // with more rows there are no registers for it, and enough to do between two lines
+  constexpr int SOME = ROWS <= 2 ? SIDES : 1;
+  if (weight.side_by_side() && end - panel >= SOME) {
+    for (int lane = 0; lane < PANEL; lane += LANES) weight.template sums<ROWS, SOME>(panel, lane, tile, result);
+    return SOME;
+  }
+  for (int lane = 0; lane < PANEL; lane += LANES) weight.template sums<ROWS, 1>(panel, lane, tile, result);
+  return 1;
 }
 
+// Computes the sums of a tile's rows for the panel and as many behind it as it returns.
 template <class Weight>
-void panel_sums(const Weight& weight, int64_t panel, const Tile& tile, float (*result)[PANEL]) {
+int panel_sums(const Weight& weight, int64_t panel, int64_t end, const Tile& tile, float (*result)[TILE][PANEL]) {
   switch (tile.rows) {
-    case 1: return panel_sums<1>(weight, panel, tile, result);
-    case 2: return panel_sums<2>(weight, panel, tile, result);
-    case 3: return panel_sums<3>(weight, panel, tile, result);
-    case 4: return panel_sums<4>(weight, panel, tile, result);
-    case 5: return panel_sums<5>(weight, panel, tile, result);
-    case 6: return panel_sums<6>(weight, panel, tile, result);
-    case 7: return panel_sums<7>(weight, panel, tile, result);
-    default: return panel_sums<8>(weight, panel, tile, result);
+    case 1: return panel_sums<1>(weight, panel, end, tile, result);
+    case 2: return panel_sums<2>(weight, panel, end, tile, result);
+    case 3: return panel_sums<3>(weight, panel, end, tile, result);
+    case 4: return panel_sums<4>(weight, panel, end, tile, result);
+    case 5: return panel_sums<5>(weight, panel, end, tile, result);
+    case 6: return panel_sums<6>(weight, panel, end, tile, result);
+    case 7: return panel_sums<7>(weight, panel, end, tile, result);
+    default: return panel_sums<8>(weight, panel, end, tile, result);
   }
 }
 
@@ -130,16 +158,17 @@ int32_t linear(const Weight& weight, const Number* x, Number* out, int64_t rows,
   static thread_local Scratch scratch;
   Activations activations;
   if (!activations.quantize(scratch, x, rows, weight.columns, weight.group())) return 1;
-  parallel(ceil_div(outputs, PANEL), std::max<int64_t>(1, CHUNK / weight.panel_bytes()), [&](int64_t first, int64_t end) {
-    for (int64_t panel = first; panel < end; panel++)
+  const int64_t chunk = ceil_div(CHUNK, weight.panel_bytes() * SIDES) * SIDES;
+  parallel(ceil_div(outputs, PANEL), chunk, [&](int64_t first, int64_t end) {
+    alignas(64) float result[SIDES][TILE][PANEL];
+    for (int64_t panel = first, done = 1; panel < end; panel += done)
       for (int64_t t = 0; t < activations.tiles(); t++) {
         const Tile tile = activations.tile(t);
-        alignas(64) float result[TILE][PANEL];
-        panel_sums(weight, panel, tile, result);
-        const int64_t there = std::min<int64_t>(PANEL, outputs - panel * PANEL);
+        done = panel_sums(weight, panel, end, tile, result);
+        const int64_t there = std::min<int64_t>(PANEL * done, outputs - panel * PANEL);
         for (int m = 0; m < tile.rows; m++) {
           Number* to = out + (activations.first_row(t) + m) * outputs + panel * PANEL;
-          for (int64_t i = 0; i < there; i++) put(to + i, result[m][i]);
+          for (int64_t i = 0; i < there; i++) put(to + i, result[i / PANEL][m][i % PANEL]);
         }
       }
   });

@@ -102,7 +102,9 @@ inline Ints splat(int32_t value) { return each<Ints>([&](int) { return value; })
 inline Floats splat(float value) { return each<Floats>([&](int) { return value; }); }
 inline Ints add(const Ints& a, const Ints& b) { return each<Ints>([&](int i) { return a.lane[i] + b.lane[i]; }); }
 inline Floats to_float(const Ints& a) { return each<Floats>([&](int i) { return static_cast<float>(a.lane[i]); }); }
-inline Floats multiply(const Floats& a, const Floats& b) { return each<Floats>([&](int i) { return a.lane[i] * b.lane[i]; }); }
+inline Floats multiply(const Floats& a, const Floats& b) {
+  return each<Floats>([&](int i) { return a.lane[i] * b.lane[i]; });
+}
 inline Floats fused(const Floats& a, const Floats& b, const Floats& c) {
   return each<Floats>([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
 }
