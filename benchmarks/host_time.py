@@ -166,7 +166,7 @@ def alone_ms(threads: str, rows: Sequence[int]) -> dict[int, float]:
         bias = tuple((end, -100.0) for end in END_TOKENS)
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logit_bias=bias)
         for count in rows:
-            loop = EngineLoop(loaded, 512, lambda _: None)
+            loop = EngineLoop(loaded, lambda _: None)
             for number in range(count):
                 stream = EventStream(on_abort=lambda: None)
                 loop.accept(Request(number, prompt, params, TOKENS, 0, stream, time.monotonic()))

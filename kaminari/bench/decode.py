@@ -52,7 +52,7 @@ class OwnDecoder(Decoder):
     name = OURS
 
     def __init__(self, bench: Bench, prompt: PreparedPrompt, rows: int, context: int) -> None:
-        chunk = bench.subject.settings.engine.prefill_chunk
+        chunk = bench.subject.loaded.info.prefill_chunk
         self._session = Session(bench.subject.loaded, rows, context, chunk)
         self._prompt = prompt
 

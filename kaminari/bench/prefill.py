@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
     lengths = sorted(set(options.prompts))
     names = [OURS, *([HF] if reference is not None else [])]
     recorder.expect(options.rounds * len(names) * len(lengths))
-    session = Session(subject.loaded, 1, lengths[-1] + 1, subject.settings.engine.prefill_chunk)
+    session = Session(subject.loaded, 1, lengths[-1] + 1, subject.loaded.info.prefill_chunk)
     for length in lengths:
         case = {"tokens": length}
         prompt = random_prompt(subject.loaded, length)

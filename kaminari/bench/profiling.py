@@ -38,7 +38,7 @@ def profile_decode(bench: Bench, batch: int, context: int) -> None:
     subject, recorder = bench.subject, bench.recorder
     # the first token is the prompt's
     tokens = 1 + WARM_STEPS + 1 + PROFILED_STEPS + PLAIN_STEPS
-    session = Session(subject.loaded, batch, context, subject.settings.engine.prefill_chunk)
+    session = Session(subject.loaded, batch, context, subject.loaded.info.prefill_chunk)
     session.prefill(random_prompt(subject.loaded, context - tokens), batch)
     session.steps(WARM_STEPS)
     plain = statistics.median(session.steps(PLAIN_STEPS))

@@ -61,11 +61,12 @@ def sounds_secret(*texts: str) -> bool:
     return any(_SENSITIVE.search(text) for text in texts)
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
+def closest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
     """The known name that was most likely meant, or None.
 
     First a name that differs only in its separators and case, then one that ends in the same words (a
-    setting looked for in the wrong group), then the most similar one.
+    setting looked for in the wrong group), then the most similar one, if its
+    ratio, as `difflib` has it, is at least `cutoff`.
     """
     candidates = list(known)
     for key in (_letters, _last_part):
@@ -73,7 +74,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
         if len(same) == 1:
             return same[0]
     spelled = {candidate.upper(): candidate for candidate in candidates}
-    matches = difflib.get_close_matches(name.upper(), spelled, n=1, cutoff=0.65)
+    matches = difflib.get_close_matches(name.upper(), spelled, n=1, cutoff=cutoff)
     return spelled[matches[0]] if matches else None
 
 

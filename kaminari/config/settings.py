@@ -144,8 +144,10 @@ class EngineSettings(Group):
         default="auto",
         description="tokens per slot, prompt and answer together; auto: what the model allows, at most 8192",
     )
-    prefill_chunk: Count = Field(
-        default=512, description="most prompt tokens in one step; smaller keeps running streams smoother"
+    prefill_chunk: AutoCount = Field(
+        default="auto",
+        description="most prompt tokens in one step; smaller keeps running streams smoother; auto: 512, and "
+        "128 for a tiny model on a CPU",
     )
     memory_limit: OptionalBytes = Field(
         default=None,

@@ -59,14 +59,11 @@ class Engine:
     ...         print(event)
     """
 
-    def __init__(
-        self, build: Callable[[], LoadedModel], *, prefill_chunk: int, queue_size: int, stall_after: float
-    ) -> None:
+    def __init__(self, build: Callable[[], LoadedModel], *, queue_size: int, stall_after: float) -> None:
         """Start the thread and wait until `build`, called on it, has made the model.
 
         Whatever `build` raises is raised here. `stall_after` is in seconds.
         """
-        self._prefill_chunk = prefill_chunk
         self._queue_size = queue_size
         self._stall_after = stall_after
         self._inbox: queue.SimpleQueue[Request | _Abort | _Close] = queue.SimpleQueue()
@@ -100,7 +97,6 @@ class Engine:
         settings = settings or Settings()
         return cls(
             lambda: load_model(settings, progress),
-            prefill_chunk=settings.engine.prefill_chunk,
             queue_size=settings.engine.queue_size,
             stall_after=settings.engine.stall_after.total_seconds(),
         )
@@ -124,8 +120,10 @@ class Engine:
         """Each token as the vocabulary has it."""
         return self.frontend.texts.names(token_ids)
 
-    def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:
+    def submit(self, prompt: PreparedPrompt, params: SamplingParams, *, watched: bool = True) -> EventStream:
         """Queue a request and return its events. Never blocks.
+
+        One that is not watched (nobody reads its events before the last) gives way to those that are.
 
         Raises `RequestError` for what cannot run here, `QueueFull` and `EngineUnavailable`.
         """
@@ -145,6 +143,7 @@ class Engine:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stream=EventStream(on_abort=lambda: self._inbox.put(_Abort(request_id))),
             submitted=time.monotonic(),
+            watched=watched,
         )
         with self._lock:
             if not self._accepting:
@@ -204,7 +203,7 @@ class Engine:
         with torch.inference_mode():
             try:
                 loaded = build()
-                loop = EngineLoop(loaded, self._prefill_chunk, self._ended)
+                loop = EngineLoop(loaded, self._ended)
                 loop.runner.warm_up()
             except BaseException as error:
                 outcome.put(error)

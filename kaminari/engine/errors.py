@@ -19,13 +19,19 @@ class RequestError(Exception):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt alone does not fit. `tokens` counts the prompt (a lower bound where `at_least`)."""
+    """The prompt alone does not fit. `tokens` counts the prompt (a lower bound where `at_least`).
 
-    def __init__(self, tokens: int, limit: int, *, at_least: bool = False, field: str = "messages") -> None:
+    tools:  whether tools are a part of it
+    """
+
+    def __init__(
+        self, tokens: int, limit: int, *, at_least: bool = False, field: str = "messages", tools: bool = False
+    ) -> None:
         bound = "at least " if at_least else ""
+        fewer = "send fewer tools or shorter ones, " if tools else ""
         super().__init__(
             f"this model's maximum context length is {limit} tokens, "
-            f"and the prompt has {bound}{tokens} tokens; shorten the text or use smaller pictures",
+            f"and the prompt has {bound}{tokens} tokens; {fewer}shorten the text or use smaller pictures",
             field=field,
             code="context_length_exceeded",
         )

@@ -30,6 +30,8 @@ from kaminari.model.picture import Picture
 from kaminari.model.tokenizer import load_tokenizer
 
 MAX_KWARGS_DEPTH = 32
+BAD_PICTURE = "image_parse_error"
+"""The code of a picture that cannot be read, which is OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class Frontend:
         pieces = self._pieces(conversation, rendered, len(pictures))
         token_ids, placeholder = self._expand(pieces, pictures)
         if len(token_ids) >= self._context:
-            raise ContextLengthExceeded(len(token_ids), self._context)
+            tools = bool(conversation.offered_tools)
+            raise ContextLengthExceeded(len(token_ids), self._context, tools=tools)
         positions, offset = self._format.positions(token_ids, placeholder, pictures)
         return PreparedPrompt(
             token_ids=tuple(token_ids),
@@ -129,7 +132,8 @@ class Frontend:
         require_unicode(text, "messages")
         least = self._encoder.least_tokens(text, self._context)
         if least >= self._context:
-            raise ContextLengthExceeded(least, self._context, at_least=True)
+            tools = bool(conversation.offered_tools)
+            raise ContextLengthExceeded(least, self._context, at_least=True, tools=tools)
 
     def _pictures(self, conversation: Conversation) -> list[Picture]:
         """Decode and fit every picture, one after the other: only one is held decoded at a time."""
@@ -140,7 +144,7 @@ class Frontend:
                 image = decode_picture(part.source, self._rules.max_pixels)
                 picture = self._format.prepare_picture(image, self._rules.budgets[part.detail])
             except (RequestError, PictureError) as error:
-                raise RequestError(str(error), field=where) from error
+                raise RequestError(str(error), field=where, code=BAD_PICTURE) from error
             pictures.append(picture)
             tokens += picture.tokens
             if tokens >= self._context:

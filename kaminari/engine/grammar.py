@@ -22,6 +22,7 @@ from kaminari.engine.answer_format import AnswerFormat, ChoiceFormat, GrammarFor
 from kaminari.engine.constraints import Grammar
 from kaminari.engine.errors import RequestError
 from kaminari.engine.grammar_bounds import check_grammar
+from kaminari.engine.grammar_reasons import plain_reason
 from kaminari.engine.json_schema import Schema, prepare_schema
 from kaminari.engine.token_table import token_table
 from kaminari.model.family import CheckpointError
@@ -29,7 +30,6 @@ from kaminari.model.family import CheckpointError
 MAX_SECONDS = 1.0
 MAX_TEXT = 64 * 1024
 MAX_BLANKS = 8
-MAX_REASON = 200
 Part = dict[str, Any]
 """One grammar in llguidance's form, with the `name` by which rules refer to it."""
 
@@ -78,7 +78,9 @@ class GrammarCompiler:
         # The first mask finds what only shows once the grammar runs: no first token, or too many states.
         allows = not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error()
         if not allows:
-            raise RequestError(f"{field} cannot be enforced: {_reason(matcher)}", field=field)
+            raise RequestError(
+                f"{field} cannot be enforced: {plain_reason(str(matcher.get_error()))}", field=field
+            )
         if time.monotonic() - began > MAX_SECONDS:
             raise RequestError(f"{field} takes too long to compile; make it simpler", field=field)
         return Grammar(matcher, field)
@@ -157,12 +159,3 @@ def _check_text(text: str, field: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(f"{field} is not valid Unicode: it has a lone surrogate", field=field) from error
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """The library's reason on one line, without the client's own text in quotes."""
-    lines: Sequence[str] = [line.strip() for line in str(matcher.get_error()).splitlines() if line.strip()]
-    if lines[:1] == ["NoExtensionBias"]:
-        return "no answer can satisfy it"
-    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
-    return (reason or (lines[0] if lines else "it allows no first token"))[:MAX_REASON]

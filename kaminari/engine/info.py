@@ -19,6 +19,8 @@ class EngineInfo:
     kernels:     whose kernels run on a CPU, as `native avx2` or `aten (no C++ compiler)`; empty elsewhere
     pipeline_depth:
                  steps in flight
+    prefill_chunk:
+                 most prompt tokens in one step
     """
 
     model: str
@@ -37,6 +39,7 @@ class EngineInfo:
     aliases: tuple[str, ...] = ()
     kernels: str = ""
     pipeline_depth: int = 1
+    prefill_chunk: int = 512
 
     @property
     def names(self) -> tuple[str, ...]:

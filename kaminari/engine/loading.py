@@ -26,7 +26,7 @@ from kaminari.engine.frontend import Frontend, PictureRules
 from kaminari.engine.info import EngineInfo
 from kaminari.engine.logit_table import logit_table_bytes
 from kaminari.engine.memory import available_memory
-from kaminari.engine.placement import Dtypes, cpu_threads, resolve_device, resolve_dtypes
+from kaminari.engine.placement import Dtypes, cpu_threads, prefill_chunk, resolve_device, resolve_dtypes
 from kaminari.engine.sampling_table import SAMPLING_TABLE_BYTES
 from kaminari.model.family import (
     CheckpointError,
@@ -164,6 +164,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         aliases=settings.model.aliases,
         kernels=running_word() if plan.device.type == "cpu" else "",
         pipeline_depth=pipeline_depth(settings, plan.device),
+        prefill_chunk=prefill_chunk(settings.engine.prefill_chunk, plan.capacity.weight_bytes, plan.device),
     )
     return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)
 

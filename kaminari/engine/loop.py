@@ -35,10 +35,10 @@ class EngineLoop:
     on_end is called with the id of every request that is over, in whatever way.
     """
 
-    def __init__(self, loaded: LoadedModel, prefill_chunk: int, on_end: Callable[[int], None]) -> None:
+    def __init__(self, loaded: LoadedModel, on_end: Callable[[int], None]) -> None:
         info = loaded.info
         self.clock = StepClock()
-        self.scheduler = Scheduler(info.slots, prefill_chunk)
+        self.scheduler = Scheduler(info.slots, info.prefill_chunk)
         self.runner = Runner(loaded.model, info.slots, info.context, loaded.end_token_ids, self.clock)
         self.pipeline = Pipeline(self.scheduler, self.runner, self, info.pipeline_depth, self.clock)
         self._detokenizers = DetokenizerFactory(loaded.frontend.tokenizer)
@@ -66,6 +66,7 @@ class EngineLoop:
                     request.max_tokens,
                     request.params.n,
                     request.picture_extents(),
+                    watched=request.watched,
                 )
             )
         except Exception:

@@ -89,6 +89,18 @@ def cpu_threads(choice: int | Literal["auto"], weight_bytes: int) -> int:
     return max(1, min(cores, usable or cores))
 
 
+def prefill_chunk(choice: int | Literal["auto"], weight_bytes: int, device: torch.device) -> int:
+    """Most prompt tokens in one step.
+
+    "auto" is 512. On a CPU and below `SHARED_FROM` bytes of weights it is 128: there a step's time goes to
+    its tokens rather than to reading weights, so that smaller chunks cost nothing, and whoever comes while
+    a long prompt runs waits for less of it.
+    """
+    if choice != "auto":
+        return choice
+    return 128 if device.type == "cpu" and weight_bytes < SHARED_FROM else 512
+
+
 def _mkldnn_bf16() -> Callable[[], object] | None:
     return getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
 

@@ -17,6 +17,7 @@ class Request:
 
     max_tokens:  tokens per choice, clamped to the context
     seed:        the client's, or one drawn for this request
+    watched:     whether its events are read as they come, or once it is over
     submitted, started, first_token:  seconds on the monotonic clock; 0 before it happens
     vision, prefill:  seconds spent on its pictures and its chunks so far
     """
@@ -28,6 +29,7 @@ class Request:
     seed: int
     stream: EventStream
     submitted: float
+    watched: bool = True
     started: float = 0.0
     first_token: float = 0.0
     vision: float = 0.0

@@ -13,8 +13,14 @@ active rows:
 
 so neither a long prompt nor a big picture stalls a stream by more than one item.
 
+An answer that is streamed is watched; one that is sent whole is not. While a watched job runs, what nobody
+watches does not even take that one item, for `PATIENCE` ticks at most: a chat page's own calls for a title,
+tags and follow-ups come beside its chat, and nobody sees them wait. With jobs in the queue nothing gives way,
+since slots that wait would keep others out.
+
 What holds:
-  1. Jobs start in order of arrival. A job claims the slots of all its choices at once, or waits.
+  1. Jobs get slots in order of arrival. A job claims the slots of all its choices at once, or waits. Work
+     goes by that order too, except for jobs that give way; none gives way for more than `PATIENCE` ticks.
   2. A chunk runs only after every picture it needs was launched. Chunks are consecutive and never padded.
   3. The last chunk draws the first token of every choice; from the next plan on each choice decodes.
   4. A choice never has more than `max_tokens` tokens scheduled.
@@ -29,6 +35,9 @@ from dataclasses import dataclass, field
 
 from kaminari.engine.slots import Owner, SlotPool
 
+PATIENCE = 256
+"""Ticks for which the prompt of a job that nobody watches gives way, in all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -36,6 +45,7 @@ class Job:
 
     pictures:    (first, last + 1) prompt index of each picture's placeholders, in prompt order
     borders:     prompt indices at which a chunk has to end (a recurrent state is saved there)
+    watched:     whether someone reads the answer while it is made
     """
 
     id: int
@@ -44,6 +54,7 @@ class Job:
     choices: int = 1
     pictures: tuple[tuple[int, int], ...] = ()
     borders: tuple[int, ...] = ()
+    watched: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +114,17 @@ class StepPlan:
 
 @dataclass(slots=True)
 class _Running:
-    """A job with slots: what of it is scheduled. `drawn` counts tokens per choice that is not over."""
+    """A job with slots: what of it is scheduled.
+
+    gave_way:  ticks in which it had work and let others go first
+    drawn:     tokens per choice that is not over
+    """
 
     job: Job
     slots: tuple[int, ...]
     encoded: int = 0
     prefilled: int = 0
+    gave_way: int = 0
     drawn: dict[int, int] = field(default_factory=dict)
 
 
@@ -191,10 +207,16 @@ class Scheduler:
             self._running[job.id] = _Running(job, slots, drawn=dict.fromkeys(range(job.choices), 0))
 
     def _next_work(self) -> WorkItem | None:
+        right_of_way = not self._waiting and any(running.job.watched for running in self._running.values())
+        first: _Running | None = None
         for running in self._running.values():
-            if running.prefilled < running.job.prompt_tokens:
-                return self._next_item(running)
-        return None
+            if running.prefilled == running.job.prompt_tokens:
+                continue
+            if right_of_way and not running.job.watched and running.gave_way < PATIENCE:
+                running.gave_way += 1
+            elif first is None:
+                first = running
+        return None if first is None else self._next_item(first)
 
     def _next_item(self, running: _Running) -> WorkItem:
         job, start = running.job, running.prefilled

@@ -47,9 +47,5 @@ def _schema(value: dict[str, Any] | bool | str) -> dict[str, Any] | bool:
     except (ValueError, RecursionError):
         schema = None
     if not isinstance(schema, dict | bool):
-        raise invalid(
-            "`structured_outputs.json` must be a JSON Schema",
-            param="structured_outputs.json",
-            code="invalid_value",
-        )
+        raise invalid("`structured_outputs.json` must be a JSON Schema", param="structured_outputs.json")
     return schema

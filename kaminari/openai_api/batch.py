@@ -16,12 +16,14 @@ from kaminari.engine.stream import EventStream
 from kaminari.openai_api.engine_protocol import AnswerStream, Engine
 
 
-def submit_all(engine: Engine, prompts: Sequence[PreparedPrompt], params: SamplingParams) -> AnswerStream:
+def submit_all(
+    engine: Engine, prompts: Sequence[PreparedPrompt], params: SamplingParams, *, watched: bool
+) -> AnswerStream:
     """Queue every prompt, or none. Raises what `Engine.submit` raises."""
     streams: list[EventStream] = []
     try:
         for prompt in prompts:
-            streams.append(engine.submit(prompt, params))
+            streams.append(engine.submit(prompt, params, watched=watched))
     except BaseException:
         for stream in streams:
             stream.abort()

@@ -78,7 +78,7 @@ def to_conversation(request: ChatRequest, media: Media = NO_MEDIA) -> Conversati
 def to_params(request: GenerationFields, info: EngineInfo) -> SamplingParams:
     """Raise `RequestError` or `ApiError` for what is out of range on this engine."""
     if not 1 <= request.n <= info.choices:
-        raise invalid(f"`n` must be between 1 and {info.choices} here", param="n", code="invalid_value")
+        raise invalid(f"`n` must be between 1 and {info.choices} here", param="n")
     given: dict[str, Any] = {
         name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None
     }

@@ -45,8 +45,11 @@ class Engine(Protocol):
         """Each token as the vocabulary has it. Thread-safe."""
         ...
 
-    def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:
-        """Queue a prompt. Quick. Raises `RequestError`, `QueueFull`, `EngineUnavailable`."""
+    def submit(self, prompt: PreparedPrompt, params: SamplingParams, *, watched: bool = True) -> EventStream:
+        """Queue a prompt; `watched` where its events are read as they come. Quick.
+
+        Raises `RequestError`, `QueueFull`, `EngineUnavailable`.
+        """
         ...
 
     def status(self) -> EngineStatus: ...

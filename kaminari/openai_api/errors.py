@@ -18,6 +18,7 @@ from kaminari.openai_api.responses import JsonResponse
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+INVALID_VALUE = "invalid_value"
 
 QUEUE_RETRY_SECONDS = 1.0
 LOADING_RETRY_SECONDS = 5.0
@@ -62,7 +63,7 @@ class ApiError(Exception):
         return JsonResponse(self.body(), status_code=self.status, headers=headers)
 
 
-def invalid(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+def invalid(message: str, *, param: str | None = None, code: str = INVALID_VALUE) -> ApiError:
     """A 400."""
     return ApiError(400, message, param=param, code=code)
 
@@ -106,7 +107,7 @@ def internal(request_id: str, message: str = "the server failed on this request"
 def from_engine(error: RequestError | QueueFull | EngineUnavailable) -> ApiError:
     """Say in the API's words why the engine refused a request."""
     if isinstance(error, RequestError):
-        return invalid(error.message, param=error.field, code=error.code)
+        return invalid(error.message, param=error.field, code=error.code or INVALID_VALUE)
     if isinstance(error, QueueFull):
         return ApiError(
             503,

@@ -59,10 +59,11 @@ class Generation:
         engine = self._lifecycle.require_engine()
         try:
             prepared = await self._intake.take(http, engine, self._prepare)
-            stream = submit_all(engine, prepared.prompts, prepared.params)
+            streamed = prepared.request.stream
+            stream = submit_all(engine, prepared.prompts, prepared.params, watched=streamed)
             envelope = Envelope.new(engine.info, prepared.wording.id_prefix)
             answer = AnswerWriter(prepared, envelope, stream, self._lifecycle, request_id(http.scope))
-            if prepared.request.stream:
+            if streamed:
                 return StreamResponse(
                     answer.events(),
                     stream,

@@ -14,7 +14,7 @@ from kaminari.config.fields import setting_fields
 def test_defaults() -> None:
     settings = Settings()
     assert settings.engine.slots == settings.engine.context == settings.engine.threads == "auto"
-    assert settings.engine.prefill_chunk == 512
+    assert settings.engine.prefill_chunk == "auto"
     assert settings.engine.memory_limit is None
     assert settings.engine.queue_size == 64
     assert settings.engine.stall_after == timedelta(minutes=2)

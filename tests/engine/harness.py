@@ -80,10 +80,10 @@ class Running:
 class HandLoop:
     """An `EngineLoop` that a test drives tick by tick, without a thread."""
 
-    def __init__(self, loaded: LoadedModel, chunk: int) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.ended: list[int] = []
-        self.loop = EngineLoop(loaded, chunk, self.ended.append)
+        self.loop = EngineLoop(loaded, self.ended.append)
         self._ids = itertools.count(1)
 
     def submit(self, prompt: PreparedPrompt | Conversation, params: SamplingParams = GREEDY) -> Running:
@@ -134,7 +134,7 @@ def hand_loop(
         loaded = load_model(settings(folder, slots=slots, context=context, chunk=chunk))
         if wrap is not None:
             loaded = replace(loaded, model=wrap(loaded.model))
-        return HandLoop(loaded, chunk)
+        return HandLoop(loaded)
 
 
 class Sabotaged(VisionLanguageModel):

@@ -43,10 +43,11 @@ def demo() -> HandLoop:
     with torch.inference_mode():
         loaded = load_model(
             Settings(
-                model=ModelSettings(dtype=DtypeChoice.FLOAT32), engine=EngineSettings(slots=8, threads=1)
+                model=ModelSettings(dtype=DtypeChoice.FLOAT32),
+                engine=EngineSettings(slots=8, threads=1, prefill_chunk=512),
             )
         )
-        return HandLoop(loaded, chunk=512)
+        return HandLoop(loaded)
 
 
 def answer(engine: HandLoop, prompt: Conversation | PreparedPrompt, tokens: int = 16) -> tuple[int, ...]:

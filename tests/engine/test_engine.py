@@ -100,7 +100,7 @@ def test_an_abandoned_iterator_frees_its_slot(engine: Engine) -> None:
 
 def test_the_queue_is_bounded(tiny_checkpoint: Path) -> None:
     wanted = settings(tiny_checkpoint, slots=1, context=512)
-    with Engine(lambda: load_model(wanted), prefill_chunk=64, queue_size=3, stall_after=60.0) as engine:
+    with Engine(lambda: load_model(wanted), queue_size=3, stall_after=60.0) as engine:
         prompt = engine.prepare(Conversation.ask("Go on."))
         streams = [engine.submit(prompt, LONG) for _ in range(3)]
 

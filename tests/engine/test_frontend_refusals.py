@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kaminari.engine import frontend as frontend_module
 from kaminari.engine.conversation import Conversation, Detail, Message, Part, PicturePart, Role, TextPart
 from kaminari.engine.errors import ContextLengthExceeded, RequestError
 from kaminari.engine.frontend import Frontend, PictureRules
+from kaminari.engine.tools import Tool, ToolUse
 from kaminari.model.family import CheckpointError, PictureBudget
 from kaminari.model.picture import Picture
 from kaminari.model.qwen3_vl.prompt import Qwen3VLPromptFormat
@@ -84,7 +86,7 @@ def test_a_bad_picture_is_refused_with_its_part(frontend: Frontend, name: str) -
     part = PicturePart(loading.file_bytes(name), field="messages[0].content[0]")
     with processor_time(1):
         error = refusal(frontend, user(part, "Read it."))
-    assert error.field == "messages[0].content[0]"
+    assert (error.field, error.code) == ("messages[0].content[0]", "image_parse_error")
 
 
 def test_img_truncated_wedges_a_bad_picture_leaves_the_frontend_as_it_was(frontend: Frontend) -> None:
@@ -145,6 +147,23 @@ def test_pictures_past_the_context_are_not_decoded(
     error = refusal(small, user(*[picture((256, 256))] * 8))
     assert isinstance(error, ContextLengthExceeded)
     assert len(decoded) == 3
+
+
+def test_a_prompt_that_tools_make_too_long_says_so() -> None:
+    words = user("What color is it?")
+    tool = Tool("find", {"type": "function", "function": {"name": "find", "description": "x"}})
+    plain, tools = Conversation((words,)), Conversation((words,), tools=(tool,))
+    tokens = len(frontend_of(DEMO).prepare(tools).token_ids)
+    huge = replace(tool, definition={**tool.definition, "text": "x" * 100_000})
+    for context, conversation in ((tokens, tools), (2048, replace(tools, tools=(huge,)))):
+        with pytest.raises(ContextLengthExceeded, match="send fewer tools or shorter ones") as error:
+            frontend_of(DEMO, context).prepare(conversation)
+        assert error.value.field == "messages"
+    unused = replace(tools, tool_choice=ToolUse.NONE)
+    for conversation in (plain, unused):
+        with pytest.raises(ContextLengthExceeded) as error:
+            frontend_of(DEMO, 5).prepare(conversation)
+        assert "tools" not in error.value.message
 
 
 def test_a_text_that_is_too_long_is_refused_before_a_picture_is_decoded(frontend: Frontend) -> None:

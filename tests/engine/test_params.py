@@ -81,6 +81,7 @@ def test_a_prompt_that_is_too_long_says_both_numbers() -> None:
     assert error.field == "messages"
     assert "2048" in error.message
     assert "at least 5000" in error.message
+    assert "tools" not in error.message
 
 
 @pytest.mark.parametrize("token", [-1, 100, 2**40])

@@ -17,6 +17,7 @@ from kaminari.engine.placement import (
     cpu_bfloat16_features,
     cpu_threads,
     multiplies_bfloat16,
+    prefill_chunk,
     resolve_device,
     resolve_dtypes,
 )
@@ -107,6 +108,13 @@ def test_threads_are_the_cores_but_for_a_tiny_model(monkeypatch: pytest.MonkeyPa
     assert cpu_threads(5, 1) == cpu_threads(5, SHARED_FROM) == 5
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
     assert cpu_threads("auto", SHARED_FROM) == 1
+
+
+def test_prompts_are_read_in_smaller_chunks_where_that_costs_nothing() -> None:
+    assert prefill_chunk("auto", SHARED_FROM - 1, CPU) == 128
+    assert prefill_chunk("auto", SHARED_FROM, CPU) == 512
+    assert prefill_chunk("auto", 1, torch.device("cuda")) == 512
+    assert prefill_chunk(64, 1, CPU) == prefill_chunk(64, SHARED_FROM, CPU) == 64
 
 
 def test_a_question_that_torch_no_longer_answers_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kaminari.engine.scheduler import DecodeRow, EncodePicture, Job, PrefillChunk, Scheduler
+from kaminari.engine.scheduler import PATIENCE, DecodeRow, EncodePicture, Job, PrefillChunk, Scheduler
 from kaminari.engine.slots import Owner, SlotPool
 
 
@@ -71,6 +71,66 @@ def test_decoding_goes_on_while_others_prefill() -> None:
         assert plan.work is not None
         assert plan.decode == (DecodeRow(1, 0, 0, cached=2 + tick, index=1 + tick),)
     assert [row.job for row in scheduler.plan().decode] == [1, 2]
+
+
+def test_a_stream_overtakes_what_nobody_watches_and_keeps_the_device_to_itself() -> None:
+    scheduler = Scheduler(slots=2, prefill_chunk=4)
+    scheduler.add(Job(1, prompt_tokens=12, max_tokens=2, watched=False))
+    assert spans(works(scheduler, 1)) == [(0, 4)]
+    scheduler.add(Job(2, prompt_tokens=8, max_tokens=4, pictures=((0, 2),)))
+    assert spans(works(scheduler, 3)) == ["picture 0", (0, 4), (4, 8)]
+    for _ in range(3):
+        plan = scheduler.plan()
+        assert plan.work is None
+        assert [row.job for row in plan.decode] == [2]
+    assert scheduler.end(2, 0)
+    assert spans(works(scheduler, 2)) == [(4, 8), (8, 12)]
+    assert [row.job for row in scheduler.plan().decode] == [1]
+
+
+def test_what_nobody_watches_decodes_on_beside_a_stream() -> None:
+    scheduler = Scheduler(slots=2, prefill_chunk=4)
+    scheduler.add(Job(1, prompt_tokens=4, max_tokens=9, watched=False))
+    scheduler.plan()
+    scheduler.add(Job(2, prompt_tokens=4, max_tokens=9))
+    scheduler.plan()
+    assert [row.job for row in scheduler.plan().decode] == [1, 2]
+
+
+def test_what_nobody_watches_runs_at_full_pace_where_there_is_no_stream() -> None:
+    scheduler = Scheduler(slots=2, prefill_chunk=4)
+    for job in (1, 2):
+        scheduler.add(Job(job, prompt_tokens=8, max_tokens=4, watched=False))
+    assert [work and work.job for work in works(scheduler, 5)] == [1, 1, 2, 2, None]
+
+
+def test_nobody_gives_way_for_longer_than_patience_lasts() -> None:
+    """Then it runs in order of arrival again, before streams that came later."""
+    scheduler = Scheduler(slots=4, prefill_chunk=4)
+    scheduler.add(Job(1, prompt_tokens=4, max_tokens=10 * PATIENCE))
+    scheduler.plan()
+    for job in (2, 3):
+        scheduler.add(Job(job, prompt_tokens=8, max_tokens=4, watched=False))
+    assert works(scheduler, PATIENCE) == [None] * PATIENCE
+    scheduler.add(Job(4, prompt_tokens=8, max_tokens=4))
+    assert [work and work.job for work in works(scheduler, 7)] == [2, 2, 3, 3, 4, 4, None]
+
+
+def test_patience_counts_the_ticks_in_which_streams_went_first() -> None:
+    scheduler = Scheduler(slots=2, prefill_chunk=1)
+    scheduler.add(Job(1, prompt_tokens=2, max_tokens=4, watched=False))
+    scheduler.add(Job(2, prompt_tokens=PATIENCE + 1, max_tokens=4))
+    assert [work and work.job for work in works(scheduler, PATIENCE + 4)] == [2] * PATIENCE + [1, 1, 2, None]
+
+
+def test_nobody_gives_way_while_others_wait_for_a_slot() -> None:
+    scheduler = Scheduler(slots=2, prefill_chunk=4)
+    scheduler.add(Job(1, prompt_tokens=4, max_tokens=9))
+    scheduler.plan()
+    scheduler.add(Job(2, prompt_tokens=8, max_tokens=9, watched=False))
+    assert scheduler.plan().work is None
+    scheduler.add(Job(3, prompt_tokens=4, max_tokens=9))
+    assert [work and work.job for work in works(scheduler, 3)] == [2, 2, None]
 
 
 def test_no_more_than_max_tokens_are_scheduled() -> None:
@@ -176,11 +236,15 @@ def test_random_life_keeps_the_books(seed: int) -> None:
             tokens = rng.randint(1, 40)
             first = rng.randint(0, tokens - 1)
             pictures = ((first, rng.randint(first + 1, tokens)),) if rng.random() < 0.5 else ()
-            job = Job(tick, tokens, rng.randint(1, 12), rng.randint(1, slots), pictures)
+            watched = rng.random() < 0.6
+            job = Job(tick, tokens, rng.randint(1, 12), rng.randint(1, slots), pictures, watched=watched)
             jobs[tick], prefilled[tick], encoded[tick] = job, 0, 0
             scheduler.add(job)
+        watching = {job for job, _ in drawn if jobs[job].watched}
         plan = scheduler.plan()
         scheduler.check()
+        if plan.work is not None and not jobs[plan.work.job].watched and watching:
+            assert scheduler.waiting or tick - plan.work.job >= PATIENCE
         in_step = [row.slot for row in plan.decode]
         assert len(set(in_step)) == len(in_step)
         for row in plan.decode:

@@ -72,7 +72,7 @@ def endless(params: SamplingParams) -> Iterator[list[Event]]:
 class FakeEngine:
     """Plays `script` for each request: at once, or with `pause` seconds after each step on a thread.
 
-    conversations, texts, params:  what was handed over
+    conversations, texts, params, watched:  what was handed over
     live:                   streams that have neither ended nor been aborted
     aborted:                how many were
     """
@@ -84,6 +84,7 @@ class FakeEngine:
         self.conversations: list[Conversation] = []
         self.texts: list[str | Sequence[int]] = []
         self.params: list[SamplingParams] = []
+        self.watched: list[bool] = []
         self.prepare_hook: Callable[[], None] = lambda: None
         self.submit_hook: Callable[[], None] = lambda: None
         self.alive = True
@@ -108,9 +109,10 @@ class FakeEngine:
     def token_names(self, token_ids: Sequence[int]) -> list[str]:
         return [f"t{token}" for token in token_ids]
 
-    def submit(self, prompt: PreparedPrompt, params: SamplingParams) -> EventStream:
+    def submit(self, prompt: PreparedPrompt, params: SamplingParams, *, watched: bool = True) -> EventStream:
         self.submit_hook()
         self.params.append(params)
+        self.watched.append(watched)
         stopped = threading.Event()
 
         def on_abort() -> None:

@@ -131,7 +131,7 @@ async def test_str_keepalive_only(engine: Engine) -> None:
     body = request_of("str-keepalive-only", return_token_ids=True, ignore_eos=True)
     body["messages"][0]["content"] = "word " * 350
     chunks = await stream(engine, **body)
-    assert len(chunks[0]["prompt_token_ids"]) > SETTINGS.engine.prefill_chunk
+    assert len(chunks[0]["prompt_token_ids"]) > engine.info.prefill_chunk
     ids = [token for chunk in chunks for c in chunk["choices"] for token in c.get("token_ids", [])]
     assert len(ids) == chunks[-1]["usage"]["completion_tokens"] == 10
 

@@ -50,6 +50,13 @@ async def test_every_form_of_a_prompt(prompt: Any, seen: list[Any]) -> None:
     assert body["usage"]["completion_tokens"] == 14 * len(seen)
 
 
+async def test_the_engine_knows_which_answers_are_watched() -> None:
+    engine = FakeEngine()
+    await send(engine, prompt=["a", "b"])
+    await send(engine, stream=True)
+    assert engine.watched == [False, False, True]
+
+
 async def test_the_default_is_sixteen_tokens() -> None:
     engine = FakeEngine()
     await send(engine)

@@ -34,7 +34,7 @@ def broken_once(settings: Settings) -> Iterator[Engine]:
         loaded.model.encode_picture = short  # type: ignore[method-assign]
         return loaded
 
-    with Engine(build, prefill_chunk=512, queue_size=16, stall_after=60) as engine:
+    with Engine(build, queue_size=16, stall_after=60) as engine:
         yield engine
 
 

@@ -329,7 +329,7 @@ async def test_a_call_that_a_stop_string_cuts_ends_with_stop(engine: Engine) -> 
 
 
 async def test_a_form_and_tools_allow_either(engine: Engine) -> None:
-    form = {"type": "json_schema", "json_schema": {"schema": {"enum": [{"a": 1}]}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [{"a": 1}]}}}
     for seed in range(3):
         body = {"messages": HI, "tools": [CLOCK], "temperature": 1.5, "seed": seed, "response_format": form}
         choice = await both(engine, **body, max_tokens=100)

@@ -145,7 +145,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True, "top_logprobs": "5"}, "top_logprobs", "integer"),
     ({"stream": "true"}, "stream", "true or false"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "`stream`"),
-    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "include_usage"),
+    (
+        {"stream": True, "stream_options": {"includeUsage": True}},
+        "stream_options.includeUsage",
+        "`include_usage`",
+    ),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or"),
     ({"return_token_ids": 1}, "return_token_ids", "true or false"),
     ({"timings": "yes"}, "timings", "true or false"),
@@ -199,6 +203,7 @@ async def test_a_bad_field_is_a_400_that_names_it(
     assert error["param"] == param
     assert piece in error["message"]
     assert error["type"] == "invalid_request_error"
+    assert error["code"]
     assert engine.params == []
 
 
@@ -214,6 +219,27 @@ async def test_what_is_not_supported_yet_passes_only_where_it_changes_nothing(
     assert "not supported yet by this version of kaminari" in error["message"]
     for same in harmless:
         assert (await post(FakeEngine(), **{field: same})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("maxTokens", "max_tokens"),
+        ("top_n", "top_p"),
+        ("stops", "stop"),
+        ("tool", "tools"),
+        ("seeds", "seed"),
+    ],
+)
+async def test_an_unknown_field_names_the_known_one_that_was_meant(field: str, meant: str) -> None:
+    message = error_of(await post(FakeEngine(), **{field: 1}))["message"]
+    assert message == f"`{field}` is not a known field; did you mean `{meant}`?"
+
+
+@pytest.mark.parametrize("field", ["foo", "input", "best_of", "thinking", "images", "mirostat", "format"])
+async def test_an_unknown_field_that_is_like_none_gets_no_guess(field: str) -> None:
+    message = error_of(await post(FakeEngine(), **{field: 1}))["message"]
+    assert message == f"`{field}` is not a known field"
 
 
 async def test_fields_without_effect_are_accepted() -> None:

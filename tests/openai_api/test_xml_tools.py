@@ -134,7 +134,7 @@ async def test_any_answer_of_its_own_choice_streams_the_same(engine: Engine) -> 
 
 async def test_a_strict_tool_and_a_form_are_enforced(engine: Engine) -> None:
     strict = {**BOOK, "function": {**BOOK["function"], "strict": True}}  # type: ignore[dict-item]
-    form = {"type": "json_schema", "json_schema": {"schema": {"enum": [{"a": 1}]}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [{"a": 1}]}}}
     for seed in range(2):
         body = {"messages": HI, "temperature": 1.5, "seed": seed, "max_tokens": 250}
         await both(engine, **body, tools=[strict])

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, model_validator
 
 from kaminari.openai_api.schemas.base import Ignored, Schema, problem
+from kaminari.openai_api.schemas.tools import Name
 
 MAX_CHOICES = 10_000
 
@@ -25,7 +26,7 @@ JsonSchema = Annotated[
 class JsonSchemaSpec(Schema):
     """`strict` changes nothing: a schema is always enforced."""
 
-    name: str | None = None
+    name: Name
     description: Ignored = None
     strict: bool = False
     schema_: JsonSchema = Field(alias="schema")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from kaminari.config.problems import closest
+
 PROBLEM = "problem"
 _SHOWN = 64
+_ALIKE = 0.72
 
 Ignored = Any
 """A field that is accepted and has no effect."""
@@ -27,10 +29,10 @@ def problem(says: str, *, code: str = "invalid_value", at: str | None = None) ->
 
 
 def unknown_field(name: str, known: Iterable[str]) -> PydanticCustomError:
-    """An error that names a field nobody knows, and the nearest known one."""
+    """An error that names a field nobody knows, and the known one that was most likely meant."""
     shown = name[:_SHOWN]
-    near = get_close_matches(shown, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean `{near[0]}`?" if near else ""
+    near = closest(shown, known, _ALIKE)
+    hint = f"; did you mean `{near}`?" if near else ""
     return problem(f"is not a known field{hint}", code="unknown_parameter", at=shown)
 
 

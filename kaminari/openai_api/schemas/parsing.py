@@ -48,7 +48,7 @@ def parse(schema: type[SchemaT], body: bytes) -> SchemaT:
             f"the body is not valid JSON (line {error.lineno}, column {error.colno})", code="invalid_json"
         ) from None
     if not isinstance(value, dict):
-        raise invalid("the body must be a JSON object")
+        raise invalid("the body must be a JSON object", code="invalid_type")
     try:
         return schema.model_validate(value)
     except ValidationError as error:
