@@ -4,7 +4,7 @@
     python -m examples.demo_model.evaluate --url http://127.0.0.1:8000 --json read.json
 
 Run it from the project's root. Without `--url` the demo answers in this process; its other settings are those
-of the environment, such as `KAMINARI_ENGINE__THREADS`.
+of the environment, such as `KAMINARI_ENGINE__THREADS` and `KAMINARI_MODEL__QUANTIZATION`.
 """
 
 from __future__ import annotations
@@ -97,13 +97,14 @@ def fonts_used() -> dict[str, list[str]]:
 
 
 @contextmanager
-def asker(url: str | None, model: str | None, key: str) -> Iterator[tuple[str, Ask]]:
+def asker(url: str | None, model: str | None, key: str, dtype: str = "float32") -> Iterator[tuple[str, Ask]]:
     """Open the way to a model, and say its name: to a server at `url`, else to an engine in this process.
 
     `model` is a name that the server lists, or what the engine loads; by default the first, and the demo.
+    `dtype` is the engine's.
     """
     if url is None:
-        settings = load_settings({"model.source": model or "demo", "model.dtype": "float32"})
+        settings = load_settings({"model.source": model or "demo", "model.dtype": dtype})
         with Engine.load(settings) as engine:
             yield engine.info.model, engine_asker(engine)
         return
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8000")
     parser.add_argument("--model", help="the server's name for it, or what the engine here loads (the demo)")
+    parser.add_argument("--dtype", default="float32", help="of the engine here (float32)")
     parser.add_argument("--key", default="not-needed", help="the server's API key")
     parser.add_argument("-n", type=int, default=60, metavar="COUNT", help="questions of each row (60)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other pictures (0)")
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     samples = evaluation_samples(args.n, args.seed, args.tasks)
     try:
         with (
-            asker(args.url, args.model, args.key) as (name, ask),
+            asker(args.url, args.model, args.key, args.dtype) as (name, ask),
             Progress(console=Console(stderr=True)) as bar,
         ):
             asked = bar.add_task(name, total=len(samples))

@@ -70,10 +70,14 @@ def decoder_work(model: VisionLanguageModel, footprint: Footprint) -> DecoderWor
     parts: list[Any] = list(text.layers.modules())
     tied = text.own_head is None
     head = text.embedding if tied else text.own_head
+    linears = [part for part in parts if isinstance(part, Linear)]
+    packed = [part for part in [*linears, head] if part.weight is None]
     return DecoderWork(
-        weight_bytes=_bytes(text) - (0 if tied else _bytes(text.embedding)),
-        layer_weights=sum(part.weight.numel() for part in parts if isinstance(part, Linear)),
-        head_weights=head.weight.numel(),
+        weight_bytes=_bytes(text)
+        + sum(part.kernel.nbytes for part in packed)
+        - (0 if tied else _bytes(text.embedding)),
+        layer_weights=sum(part.in_features * part.out_features for part in linears),
+        head_weights=text.embedding.weight.numel(),
         attention_width=sum(part.heads * part.head_dim for part in parts if hasattr(part, "head_dim")),
         state_values=sum(part.sizes.state_values for part in parts if hasattr(part, "decay_log")),
         cache_per_token=footprint.cache_per_token,

@@ -43,9 +43,14 @@ def run(argv: Sequence[str]) -> int:
         if command.args.ask is not None:
             return 0 if chat.say(command.args.ask) else 1
         info = engine.info
-        precision = info.dtype if info.quantization == "none" else f"{info.dtype}, {info.quantization}"
-        console.print(f"{info.model} on {info.device}, {precision}. /help lists the commands.", style="dim")
+        numbers = precision(info.dtype, info.quantization)
+        console.print(f"{info.model} on {info.device}, {numbers}. /help lists the commands.", style="dim")
         return _converse(chat, console)
+
+
+def precision(dtype: str, pack: str) -> str:
+    """How precise a model is, in words."""
+    return dtype if pack == "none" else f"{dtype}, quantized {pack}"
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kaminari.cli.errors import USAGE, CommandError
 from kaminari.cli.flags import add_settings_flags, command_parser, parse_command
-from kaminari.config import ModelSettings, PackFolder, PackFormat, standard_place
+from kaminari.config import KernelChoice, ModelSettings, PackFolder, PackFormat, standard_place
 
 if TYPE_CHECKING:
     from kaminari.model.packs.writing import MadePack, Recipe
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kaminari.verify.quality import Quality
 
 GROUP_SIZES = (32, 64, 128)
-DEFAULT_GROUP_SIZE = 64
+DEFAULT_GROUP_SIZE: Final = 64
 METHODS = ("fit", "hqq", "rtn")
 
 
@@ -80,7 +80,8 @@ def run(argv: Sequence[str]) -> int:
     recipe = _recipe(args)
     prompts = _prompts(args)
     folder: Path = args.out or standard_place(settings.source, PackFormat(args.to))
-    console = Console(stderr=True, highlight=False, quiet=args.json)
+    console = Console(stderr=True, highlight=False)
+    console.quiet = args.json or not console.is_terminal
     made = make(settings, recipe, folder, console)
     quality = None
     if args.report:
@@ -136,10 +137,12 @@ def measure(
     from kaminari.engine.loading import checkpoint_folder
     from kaminari.engine.placement import PlacementError, resolve_device, resolve_dtypes
     from kaminari.model.family import CheckpointError, LoadOptions, find_family
+    from kaminari.model.kernels.native.build import allow_native
     from kaminari.model.stages import find_stages
     from kaminari.verify.quality import Observation, compare, observe
     from kaminari.verify.replay import Replayer, open_frontend
 
+    allow_native(settings.kernels is KernelChoice.AUTO)
     try:
         device = resolve_device(settings.device)
         dtypes = resolve_dtypes(settings, device)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from kaminari import __version__
+from kaminari.cli.chat import precision
 from kaminari.cli.errors import CommandError
 from kaminari.cli.flags import add_settings_flags, command_parser, parse_command
 from kaminari.cli.loading import load_engine
@@ -136,7 +137,7 @@ def ready_text(info: EngineInfo, url: str) -> str:
     """What a person needs to know once requests are served; the first line holds all the facts."""
     lines = [
         f"kaminari {__version__} is ready at {url}: model {info.model}, device {info.device}, "
-        f"dtype {info.dtype}{_quantized(info.quantization)}, "
+        f"dtype {precision(info.dtype, info.quantization)}, "
         f"{f'kernels {info.kernels}, ' if info.kernels else ''}"
         f"{info.slots} {'slot' if info.slots == 1 else 'slots'}, context {info.context} tokens"
     ]
@@ -152,10 +153,6 @@ def ready_text(info: EngineInfo, url: str) -> str:
         f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
     ]
     return "\n".join(lines)
-
-
-def _quantized(pack: str) -> str:
-    return "" if pack == "none" else f", quantized {pack}"
 
 
 def _listen(settings: ServerSettings) -> socket.socket:

@@ -117,7 +117,9 @@ def plan_model(settings: Settings) -> ModelPlan:
     if settings.model.pack_folder is not None:
         checkpoint = family.open(folder)
         pack = find_pack(settings.model, checkpoint, family.name)
-        footprint = PackedLinears(checkpoint, pack).footprint(footprint, dtypes.decoder)
+        packed = PackedLinears(checkpoint, pack)
+        packed.check_device(device, dtypes.decoder)
+        footprint = packed.footprint(footprint, dtypes.decoder)
     memory = usable_memory(available_memory(device), settings.engine.memory_limit)
     capacity = plan_capacity(
         footprint,

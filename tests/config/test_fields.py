@@ -15,6 +15,7 @@ OTHER = {
     "model.source": "org/name",
     "model.dtype": "float32",
     "model.vision_dtype": "bfloat16",
+    "model.quantization": "int4",
     "model.device": "cpu",
     "model.kernels": "aten",
     "model.served_name": "mine",

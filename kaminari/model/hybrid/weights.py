@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,8 @@ def place_text(sizes: HybridSizes) -> dict[str, Placement]:
     for number, attends in enumerate(sizes.attends):
         mixer = _attention(sizes) if attends else _delta_net(sizes)
         for name, placement in (mixer | _around(sizes)).items():
-            placements[f"{TEXT}.layers.{number}.{name}"] = Placement(
-                f"text.layers.{number}.{placement.parameter}", placement.shape, placement.first_row
+            placements[f"{TEXT}.layers.{number}.{name}"] = replace(
+                placement, parameter=f"text.layers.{number}.{placement.parameter}"
             )
     return placements
 

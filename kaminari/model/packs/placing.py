@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from kaminari.config.quantization import PackFormat
-from kaminari.model.family import Footprint
-from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.family import CheckpointError, Footprint
+from kaminari.model.kernels.cpu_linear import linear_kernel
 from kaminari.model.linear import Linear, LinearKernel
 from kaminari.model.loading import OpenCheckpoint, Placement, open_file
 from kaminari.model.packs.reading import Pack
 from kaminari.model.packs.stacking import PlainKernel, StackedKernel
 from kaminari.model.packs.targets import HEAD_PARAMETER, find_targets, linears_by_parameter
 from kaminari.model.quantized import QuantizedWeight, join_rows
+
+# of devices whose kernels multiply by quantized weights
+DEVICE_TYPES = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ class PackedLinears:
         weights = plain.weights - (released - kept) * dtype.itemsize + self._pack.nbytes
         return replace(plain, weights=weights)
 
+    def check_device(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Raise `CheckpointError` for a device that has no kernel for a pack."""
+        if device.type not in DEVICE_TYPES:
+            raise self._no_kernel(device, dtype)
+
     def release(self) -> None:
         """Let go of the weights, before they are given memory. A tied head becomes a linear of its own."""
         text: Any = self._checkpoint.network.get_submodule("text")
@@ -89,13 +97,26 @@ class PackedLinears:
                 names = [part.name for part in run]
                 if format_ is None:
                     weight, nbytes = self._read_precise(names)
-                    kernels.append(PlainKernel(weight.to(device, dtype)))
+                    weight = weight.to(device, dtype)
+                    kernels.append(linear_kernel(weight, device, dtype) or PlainKernel(weight))
                 else:
                     quantized, nbytes = self._read_quantized(names)
-                    kernels.append(DequantizingKernel(quantized.to(device)))
+                    kernels.append(self._kernel(quantized, device, dtype))
                 total += nbytes
             linears[parameter].kernel = kernels[0] if len(kernels) == 1 else StackedKernel(kernels)
             done(total)
+
+    def _kernel(self, weight: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> LinearKernel:
+        kernel = linear_kernel(weight, device, dtype)
+        if kernel is None:
+            raise self._no_kernel(device, dtype)
+        return kernel
+
+    def _no_kernel(self, device: torch.device, dtype: torch.dtype) -> CheckpointError:
+        return CheckpointError(
+            f"there is no kernel for {self._pack.header.word} on {device} in {dtype}: "
+            "use --quantization none, or --device cpu"
+        )
 
     def _precise(self) -> list[Part]:
         return [part for parts in self._parts.values() for part in parts if part.format is None]

@@ -18,9 +18,9 @@ HQQ_ROUNDS = 20
 HQQ_NORM = 0.7
 HQQ_BETA = 10.0
 HQQ_KAPPA = 1.01
-FIT_ROUNDS = 12
+FIT_ROUNDS = 6
 # Widths of a group's grid, as shares of its range: past the middle, cutting off the extremes costs more.
-FIT_WIDTHS = (1.0, 0.94, 0.88, 0.82, 0.76)
+FIT_WIDTHS = (1.0, 0.88, 0.76)
 
 
 class Method(StrEnum):

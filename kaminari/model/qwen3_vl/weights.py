@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -72,9 +72,7 @@ def place_weights(network: Network, config: CheckpointConfig) -> dict[str, Place
     for number in range(config.text.layers):
         source, target = f"model.language_model.layers.{number}", f"text.layers.{number}"
         for name, placement in _layer(config.text).items():
-            placements[f"{source}.{name}"] = Placement(
-                f"{target}.{placement.parameter}", placement.shape, placement.first_row
-            )
+            placements[f"{source}.{name}"] = replace(placement, parameter=f"{target}.{placement.parameter}")
     return placements | place_tower(network.vision, "model.visual", "vision")
 
 

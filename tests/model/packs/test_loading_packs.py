@@ -1,0 +1,202 @@
+"""A model from a pack is the model with its weights dequantized by hand, and never holds them in full."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
+from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.linear import Linear
+from kaminari.model.packs import placing
+from kaminari.model.packs.placing import PackedLinears
+from kaminari.model.packs.reading import Pack
+from kaminari.model.packs.targets import linears_by_parameter
+from kaminari.model.packs.writing import Recipe
+from kaminari.model.quantized import QuantizedWeight
+from kaminari.model.stages import LOGITS, find_stages
+from kaminari.verify.prompts import built_in
+from kaminari.verify.replay import Replayer, open_frontend
+from tests import checkpoints
+from tests.model.packs.packs import INT4, INT4_HEAD, INT8, INT8_HEAD, load_packed, pack_of
+from tests.model.steps import CPU, load
+
+FAMILIES = ["tied-grouped", "untied-wide", "sharded", "qwen3_5", "qwen3_5-untied", "minicpm_v"]
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that multiply by the dequantized weight, and round no more than that."""
+
+    def kernel(weight: Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype) -> Any:
+        return None if isinstance(weight, Tensor) else DequantizingKernel(weight)
+
+    monkeypatch.setattr(placing, "linear_kernel", kernel)
+
+
+def dequantized_by_hand(checkpoint: Path, pack: Pack, folder: Path) -> Path:
+    """A checkpoint of one file with the pack's values in place of its weights. A tied head stays."""
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    tensors: dict[str, Tensor] = {}
+    for path in checkpoint.glob("*.safetensors"):
+        tensors.update(load_file(path))
+    with safe_open(pack.file, "pt") as file:
+        for name in pack.header.targets:
+            if f"{name}.weight" in tensors:
+                tensors[f"{name}.weight"] = pack.read(file, name).dequantize()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def replayer(checkpoint: Path, model: VisionLanguageModel) -> Replayer:
+    return Replayer(model, find_stages(checkpoint), open_frontend(checkpoint, 2))
+
+
+def answers(checkpoint: Path, model: VisionLanguageModel) -> list[tuple[int, ...]]:
+    """Greedy answers to the built-in prompts, with pictures and without."""
+    asked = replayer(checkpoint, model)
+    return [asked.greedy(asked.prepare(prompt), 12) for prompt in built_in()]
+
+
+def logits(checkpoint: Path, model: VisionLanguageModel) -> Tensor:
+    """Logits [rows, vocab] of the last tokens of the built-in prompts."""
+    asked = replayer(checkpoint, model)
+    return torch.cat([asked.observe(asked.prepare(each), rows=4)[LOGITS].output for each in built_in()])
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.float() - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("recipe", [INT8, INT4], ids=["int8", "int4"])
+@pytest.mark.usefixtures("plain_kernels")
+def test_tokens_are_those_of_the_weights_dequantized_by_hand(
+    variant: str, recipe: Recipe, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint(variant)
+    pack = pack_of(folder, recipe, tmp_path / "pack").pack
+    by_hand = dequantized_by_hand(folder, pack, tmp_path / "by hand")
+    found = answers(folder, load_packed(folder, pack))
+    assert found == answers(by_hand, load(by_hand))
+    assert len({token for answer in found for token in answer}) > 3, "the answers say too little"
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("recipe", [INT8_HEAD, INT4_HEAD], ids=["int8", "int4"])
+def test_every_kernel_multiplies_by_its_own_rows(
+    variant: str, recipe: Recipe, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint(variant)
+    pack = pack_of(folder, recipe, tmp_path / "pack").pack
+    packed: Any = load_packed(folder, pack)
+    by_hand: Any = load(dequantized_by_hand(folder, pack, tmp_path / "by hand"))
+    wanted = linears_by_parameter(by_hand.network)
+    found = linears_by_parameter(packed.network)
+    assert found.keys() - wanted.keys() <= {"text.own_head.weight"}
+    draw = torch.Generator().manual_seed(1)
+    for name, linear in wanted.items():
+        x = torch.randn(3, linear.in_features, generator=draw)
+        # the native kernels round activations to int8: half a step in 127 of the largest of each group
+        assert distance(found[name](x), linear(x)) < 0.02, name
+    head = packed.network.text.own_head
+    with safe_open(pack.file, "pt") as file:
+        x = torch.randn(3, head.in_features, generator=draw)
+        assert distance(head(x), x @ pack.read(file, "lm_head").dequantize().T) < 0.02
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_nothing_else_changes(variant: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Every parameter that is left equals that of the plain model, and only linears have lost theirs."""
+    folder = checkpoint(variant)
+    pack = pack_of(folder, INT4, tmp_path / "pack").pack
+    plain: Any = load(folder)
+    packed: Any = load_packed(folder, pack)
+    kept = dict(packed.network.named_parameters())
+    lost = {name for name, _ in plain.network.named_parameters()} - set(kept)
+    linears = set(linears_by_parameter(plain.network)) - {"text.own_head.weight"}
+    assert lost == linears
+    for name, parameter in plain.network.named_parameters():
+        assert name in lost or torch.equal(parameter, kept[name]), name
+    for name, buffer in plain.network.named_buffers():
+        assert torch.equal(buffer, packed.network.get_buffer(name)), name
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("recipe", [INT8_HEAD, INT4_HEAD, INT4], ids=["int8 head", "int4 head", "int4"])
+@pytest.mark.usefixtures("plain_kernels")
+def test_the_footprint_counts_what_is_held(
+    variant: str, recipe: Recipe, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint(variant)
+    family = find_family(folder)
+    pack = pack_of(folder, recipe, tmp_path / "pack").pack
+    plain = family.footprint(folder, torch.float32, torch.float32)
+    planned = PackedLinears(family.open(folder), pack).footprint(plain, torch.float32)
+    model: Any = load_packed(folder, pack)
+    kernels = [part.kernel for part in model.network.text.modules() if isinstance(part, Linear)]
+    held = sum(parameter.nbytes for parameter in model.network.parameters())
+    assert planned.weights == held + sum(kernel.nbytes for kernel in kernels if kernel is not None)
+    assert planned.cache_per_token == plain.cache_per_token
+
+
+def test_progress_counts_the_bytes_that_are_read(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    pack = pack_of(tiny_checkpoint, INT8_HEAD, tmp_path / "pack").pack
+    seen: list[tuple[int, int]] = []
+    options = LoadOptions(CPU, torch.float32, torch.float32, lambda *each: seen.append(each), pack)
+    find_family(tiny_checkpoint).load(tiny_checkpoint, options)
+    assert seen[0][0] == 0
+    assert seen[-1][0] == seen[-1][1]
+    assert {total for _, total in seen} == {seen[-1][1]}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux' /proc")
+def test_the_full_weights_are_never_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = checkpoints.Shape(True, 4, 2, 32, (6, 5, 5), layers=6, hidden=256, intermediate=8192)
+    monkeypatch.setitem(checkpoints.VARIANTS, "big", shape)
+    folder = checkpoints.build_qwen3_vl(tmp_path / "big", "big")
+    pack = pack_of(folder, INT4, tmp_path / "pack").pack
+    weights = 6 * 3 * 256 * 8192 * 4
+    packed, plain = json.loads(elsewhere("print_peaks", folder, pack.folder))
+    assert plain > 0.9 * weights
+    assert packed < 0.35 * weights
+
+
+def test_a_pack_loads_with_other_threads_dtype_and_cpu_features(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    pack = pack_of(tiny_checkpoint, INT4_HEAD, tmp_path / "pack").pack
+    here = logits(tiny_checkpoint, load_packed(tiny_checkpoint, pack))
+    elsewhere("save_logits", tiny_checkpoint, pack.folder, tmp_path / "out", ATEN_CPU_CAPABILITY="default")
+    single, half = torch.load(tmp_path / "out")
+    assert distance(single, here) < 0.05
+    assert distance(half, here) < 0.1
+
+
+def elsewhere(function: str, *paths: Path, **environ: str) -> str:
+    """Run one of `tests.model.packs.elsewhere` in a process of its own, with two threads; what it prints."""
+    code = (
+        "import sys; from tests.model.packs import elsewhere; getattr(elsewhere, sys.argv[1])(*sys.argv[2:])"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code, function, *map(str, paths)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | environ,
+    )
+    return process.stdout
