@@ -15,7 +15,7 @@ namespace {
 constexpr int TILE = 8;              // rows whose sums are held in registers at once
 constexpr int TOGETHER = 16;         // outputs that a thread goes through for one tile of rows after the other
 constexpr int IN_L2 = 2;              // how near __builtin_prefetch brings what it asks for
-constexpr int64_t CHUNK = 1 << 17;   // bytes of weights that a thread takes at once
+constexpr int64_t CHUNK = 1 << 18;   // bytes of weights that a thread takes at once
 
 #if defined(__AVX512BF16__)
 

@@ -21,7 +21,7 @@ constexpr int PANEL = 16;
 constexpr int LINE = 64;
 constexpr int64_t INT8_GROUP = 64;   // columns of a group of activations beside int8 weights
 constexpr int IN_L2 = 2;             // how near __builtin_prefetch brings what it asks for
-constexpr int64_t CHUNK = 1 << 16;   // bytes of weights that a thread takes at once, or SIDES panels
+constexpr int64_t CHUNK = 1 << 17;   // bytes of weights that a thread takes at once, or SIDES panels
 constexpr int SIDES = 4;             // panels that are read side by side where that streams faster
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
