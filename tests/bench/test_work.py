@@ -60,7 +60,7 @@ def test_the_operations_of_a_prompt_are_those_that_torch_counts(
     bench = bench_of(checkpoint(variant), Options())
     session = Session(bench.subject.loaded, 1, 160, 160)
     prompt = random_prompt(bench.subject.loaded, 90)
-    allow_native(False)  # torch counts none but its own operators
+    allow_native(False)  # torch counts its own operators alone
     try:
         with torch.inference_mode():
             counted = count_operations(lambda: session.prefill(prompt, 1))
