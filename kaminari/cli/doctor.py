@@ -1,6 +1,7 @@
 """`kaminari doctor`: whether this machine can serve a model, how much of it fits, and what is missing.
 
-Reads headers and configuration, never weights, and downloads nothing unless told to.
+Reads headers and configuration, and downloads nothing unless told to; weights only with `--measure`, which
+decodes for a minute to recommend settings.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ def run(argv: Sequence[str]) -> int:
     """Print the report. Returns 0 where the model can be served; raises `CommandError` where it cannot."""
     parser = command_parser("doctor", "Say whether this machine can serve a model, and what is missing.")
     parser.add_argument("--download", action="store_true", help="fetch a hub model that is not here yet")
+    parser.add_argument(
+        "--measure", action="store_true", help="decode for a minute, and recommend format, threads and slots"
+    )
     add_settings_flags(parser, ("model", "engine"))
     command = parse_command(parser, argv)
     console = Console(highlight=False)
@@ -39,6 +43,10 @@ def run(argv: Sequence[str]) -> int:
     plan = examine(settings, download=command.args.download)
     _section(console, "Model", describe(plan, settings))
     _verdict(console, plan, settings)
+    if command.args.measure:
+        from kaminari.cli.measure import print_measurements
+
+        print_measurements(console, settings)
     return 0
 
 
