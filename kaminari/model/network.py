@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from kaminari.model.family import LoadOptions
-from kaminari.model.kernels.cpu_linear import linear_kernel
+from kaminari.model.kernels.linears import linear_kernel
 from kaminari.model.layers import Embedding
 from kaminari.model.linear import Linear
 from kaminari.model.loading import OpenCheckpoint, load_tensors, materialize

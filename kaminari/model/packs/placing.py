@@ -13,16 +13,13 @@ from torch import Tensor
 
 from kaminari.config.quantization import PackFormat
 from kaminari.model.family import CheckpointError, Footprint
-from kaminari.model.kernels.cpu_linear import linear_kernel
+from kaminari.model.kernels.linears import linear_kernel, multiplies_quantized
 from kaminari.model.linear import Linear, LinearKernel
 from kaminari.model.loading import OpenCheckpoint, Placement, open_file
 from kaminari.model.packs.reading import Pack
 from kaminari.model.packs.stacking import PlainKernel, StackedKernel
 from kaminari.model.packs.targets import HEAD_PARAMETER, find_targets, linears_by_parameter
 from kaminari.model.quantized import QuantizedWeight, join_rows
-
-# of devices whose kernels multiply by quantized weights
-DEVICE_TYPES = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ class PackedLinears:
 
     def check_device(self, device: torch.device, dtype: torch.dtype) -> None:
         """Raise `CheckpointError` for a device that has no kernel for a pack."""
-        if device.type not in DEVICE_TYPES:
+        if not multiplies_quantized(device, dtype):
             raise self._no_kernel(device, dtype)
 
     def release(self) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from kaminari.config import load_settings
 from kaminari.engine import loading
 from kaminari.model.family import CheckpointError
+from kaminari.model.kernels import linears
 from kaminari.model.packs import placing
 from kaminari.model.packs.format import METADATA_KEY, PACK_FILE, PackHeader
 from kaminari.model.packs.reading import Pack
@@ -209,6 +210,7 @@ def test_a_device_without_kernels_is_refused_before_anything_is_read(
     tiny_checkpoint: Path, packs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "resolve_device", lambda choice: torch.device("cuda", 0))
+    monkeypatch.setattr(linears, "find_spec", lambda name: None)  # no Triton
     asked = {"model.source": str(tiny_checkpoint), "model.dtype": "bfloat16"}
     settings = load_settings(asked | {"model.quantization": str(packs / "int8")}, environ={})
     with pytest.raises(CheckpointError, match=r"no kernel for int8\+head-int8 on cuda:0 in torch.bfloat16"):
