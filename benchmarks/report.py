@@ -193,7 +193,7 @@ def _sentence(result: Result) -> str:
     commit = "an unknown commit" if result.commit is None else f"commit {result.commit[:9]}"
     whole = "" if result.complete else " Not complete."
     return (
-        f"{subject.name}, {subject.dtype}, on {device} ({machine.cores} cores, "
+        f"{subject.name}, {subject.precision}, on {device} ({machine.cores} cores, "
         f"{subject.threads} {'thread' if subject.threads == 1 else 'threads'}; it {limits}), "
         f"torch {machine.torch}, transformers {machine.transformers}, {commit}.{whole}"
     )

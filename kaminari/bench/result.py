@@ -43,6 +43,11 @@ class Subject(Record):
     threads: int
     weight_bytes: int
 
+    @property
+    def precision(self) -> str:
+        """The dtype of the decoder, and the pack that its weights come from."""
+        return self.dtype if self.quantization == "none" else f"{self.quantization} beside {self.dtype}"
+
 
 class Limits(Record):
     """What the machine can do, measured in this run; None where a suite has no use for it.

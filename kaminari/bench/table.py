@@ -147,7 +147,7 @@ def _share_table(result: Result) -> TextTable:
 def _title(result: Result) -> str:
     subject = result.subject
     return (
-        f"{result.suite}: {subject.name}, {subject.dtype}, {subject.device}, "
+        f"{result.suite}: {subject.name}, {subject.precision}, {subject.device}, "
         f"{subject.threads} {'thread' if subject.threads == 1 else 'threads'}"
     )
 
