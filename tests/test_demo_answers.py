@@ -56,7 +56,8 @@ TASKS: dict[str, tuple[str, list[Image.Image], str]] = {
 
 # Pillow's own font is the only one that every machine has
 ANYWHERE = Style("anywhere", (fonts.PILLOW,), style.USUAL.word)
-# of the first few of each task, one that the shipped weights read; how many they read is tested elsewhere
+# of the first eight of each task, one that the shipped weights read (of the receipts, only this one);
+# how many they read is on the demo's page
 SEEDS = {
     "line": "api line 0",
     "receipt": "api receipt 7",
