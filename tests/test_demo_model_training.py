@@ -4,10 +4,13 @@ that what it exports answers in transformers and in kaminari alike.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -19,10 +22,13 @@ from safetensors.torch import load_file
 from examples.demo_model import export, fonts, phrases, plot, style, train, trainer, words
 from examples.demo_model.askers import conversation
 from examples.demo_model.batches import Batch, make_batch
+from examples.demo_model.camera import tilt
+from examples.demo_model.canvas import Canvas
 from examples.demo_model.cells import ALPHABET, CELL, CLASSES, answer_cells, in_cells, patch_characters
 from examples.demo_model.lessons import KINDS, Ration, draw_lessons
 from examples.demo_model.losses import losses
 from examples.demo_model.network import Network
+from examples.demo_model.receipts import draw_receipt
 from examples.demo_model.sample import Drawing, Quote, Run, Turn
 from examples.demo_model.schedule import Schedule
 from examples.demo_model.tokens import Scribe
@@ -74,9 +80,16 @@ def test_a_seed_makes_the_same_batch_again_and_another_seed_another(scribe: Scri
 def test_a_plan_shows_every_kind_and_nothing_that_is_held_out() -> None:
     plan = Plan(seed=0, tiles=12, schedule=STEADY)
     assert [ration.kind for ration in plan.rations(11)] == ["tile"]
-    assert {ration.kind for step in range(12, 18) for ration in plan.rations(step)} == set(KINDS)
+    shown = {ration.kind for step in range(12, 18) for ration in plan.rations(step)}
+    harder = {ration.kind for step in range(12, 18) for ration in replace(plan, harder=True).rations(step)}
+    assert harder == set(KINDS)
+    assert harder - shown == {
+        "harder line", "harder receipt", "long receipt", "two receipts", "table", "chart"
+    }  # fmt: skip
+    assert shown < harder
     trained = [trained for _, trained in style.TRAINED]
-    assert not {font for drawn in trained for font in drawn.fonts} & set(fonts.HELD_OUT)
+    others = [trained for _, trained in style.TRAINED_HARDER]
+    assert not {font for drawn in trained + others for font in drawn.fonts} & set(fonts.HELD_OUT)
     assert not {size for drawn in trained for size in drawn.line_sizes} & set(style.OTHER_SIZES.line_sizes)
 
 
@@ -124,6 +137,50 @@ def test_quotes_are_what_the_picture_says() -> None:
             expected = "" if sample.task != "receipt" or turn.answer[0] != "{" else '{"total":"","date":""}'
             assert "".join(quoted) in (expected, '{"total":"","date":null}'), turn
     assert turns > 60
+
+
+@pytest.mark.parametrize("kind", ["long receipt", "harder receipt", "two receipts", "table", "chart"])
+def test_harder_answers_quote_the_picture_too(kind: str) -> None:
+    quoted = 0
+    for sample in draw_lessons(kind, 12, "harder quotes"):
+        runs = sample.drawings[0].runs
+        for turn in sample.turns:
+            for quote in turn.quotes:
+                stretch = turn.answer[quote.start : quote.start + quote.length]
+                assert stretch == runs[quote.run].text[quote.offset :][: quote.length], turn
+                quoted += 1
+    assert quoted > 4
+
+
+def test_characters_of_a_tilted_line_are_where_the_ink_is() -> None:
+    """The middle of each letter's ink, drawn alone and tilted alike, lies beside where its line says."""
+    font = fonts.Font(fonts.PILLOW, 24)
+    for degrees in (-3.0, 3.0):
+        canvas = Canvas(Random(1), 256, 96)
+        canvas.write(16, 40, "NHNHNHNHNHN", font)
+        drawing = canvas.finish()
+        tilted = tilt(drawing, degrees)
+        (run,) = tilted.runs
+        assert abs(run.slope + math.tan(math.radians(degrees))) < 1e-6
+        gray = np.asarray(tilted.image.convert("L"), dtype=np.int16)
+        ink = np.abs(gray - int(np.median(gray))) > 60
+        left, top, right, bottom = run.box
+        for begin, end in itertools.pairwise(run.edges):
+            columns = ink[:, math.ceil(begin) : math.floor(end)]
+            rows = np.flatnonzero(columns.any(axis=1))
+            middle = (top + bottom) / 2 + run.slope * ((begin + end) / 2 - (left + right) / 2)
+            assert abs((rows[0] + rows[-1] + 1) / 2 - middle) < 1.6, (degrees, begin)
+
+
+def test_a_tilt_keeps_all_text_inside() -> None:
+    for number in range(20):
+        _, drawing = draw_receipt(Random(number), style.TRAINING, dated=False)
+        for run in tilt(drawing, 3.0).runs:
+            left, top, right, bottom = run.box
+            assert left >= 0
+            assert top >= 0
+            assert right <= drawing.image.width
+            assert bottom <= drawing.image.height
 
 
 def test_an_answer_is_guided_to_the_cells_of_its_characters(scribe: Scribe) -> None:

@@ -12,7 +12,7 @@ from examples.pictures import image_part
 from kaminari import Conversation, Engine, Message, PicturePart, Role, SamplingParams, TextPart, collect
 
 Ask = Callable[[Sample], str]
-MOST_TOKENS = 256
+MOST_TOKENS = 512
 
 
 def conversation(sample: Sample) -> Conversation:

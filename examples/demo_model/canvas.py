@@ -1,12 +1,12 @@
-"""A picture that text is written on: paper and ink, where each character went, and a camera's noise."""
+"""A picture that text is written on: paper and ink, and where each character went."""
 
 from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 from PIL import Image, ImageDraw
 
+from examples.demo_model.camera import noisy, photograph
 from examples.demo_model.fonts import Font
 from examples.demo_model.sample import Drawing, Run
 
@@ -30,10 +30,14 @@ def _tinted(rng: Random, level: int, darker: int, lighter: int) -> RGB:
 
 
 class Canvas:
-    """Paper of a size in pixels, and what has been written on it."""
+    """Paper of a size in pixels, and what has been written on it.
 
-    def __init__(self, rng: Random, width: int, height: int) -> None:
+    photographed:  the picture is a photograph of the paper
+    """
+
+    def __init__(self, rng: Random, width: int, height: int, photographed: bool = False) -> None:
         self._rng = rng
+        self._photographed = photographed
         paper, self._ink = paper_and_ink(rng)
         self._image = Image.new("RGB", (width, height), paper)
         self._draw = ImageDraw.Draw(self._image)
@@ -46,15 +50,15 @@ class Canvas:
         edges = tuple(left + font.width(text[:end]) for end in range(len(text) + 1))
         self._runs.append(Run(text, box, edges))
 
+    def rule(self, left: int, top: int, right: int, bottom: int) -> None:
+        """Draw a line of one pixel, or a filled bar, with these corners."""
+        self._draw.rectangle((left, top, right, bottom), fill=self._ink)
+
     def finish(self) -> Drawing:
-        """The picture; one in five has noise of 1 to 4 levels."""
+        """The picture; one in five of those that are no photographs has noise of 1 to 4 levels."""
+        if self._photographed:
+            return photograph(self._rng, Drawing(self._image, tuple(self._runs)))
         image = self._image
         if self._rng.random() < 0.2:
-            image = _noisy(image, self._rng.uniform(1, 4), self._rng.getrandbits(64))
+            image = noisy(image, self._rng.uniform(1, 4), self._rng.getrandbits(64))
         return Drawing(image, tuple(self._runs))
-
-
-def _noisy(image: Image.Image, deviation: float, seed: int) -> Image.Image:
-    pixels = np.asarray(image, dtype=np.float32)
-    noise = np.random.default_rng(seed).standard_normal((*pixels.shape[:2], 1), dtype=np.float32)
-    return Image.fromarray(np.clip(pixels + noise * deviation, 0, 255).astype(np.uint8))

@@ -68,6 +68,8 @@ def in_cells(patches: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _centres(drawing: Drawing, run: int) -> Iterator[tuple[int, int, str]]:
     """The pixel in the middle of each character of a run, and the character."""
     text = drawing.runs[run]
-    y = math.floor((text.box[1] + text.box[3]) / 2)
-    for character, (left, right) in zip(text.text, pairwise(text.edges), strict=True):
-        yield math.floor((left + right) / 2), y, character
+    left, top, right, bottom = text.box
+    for character, (begin, end) in zip(text.text, pairwise(text.edges), strict=True):
+        x = (begin + end) / 2
+        y = (top + bottom) / 2 + text.slope * (x - (left + right) / 2)
+        yield math.floor(x), math.floor(y), character

@@ -6,22 +6,27 @@ step and its kind, so an interrupted training goes on as if it had not been.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from examples.demo_model import phrases, shapes, strings
 from examples.demo_model.canvas import Canvas
 from examples.demo_model.cells import ALPHABET
+from examples.demo_model.charts import SIDE as CHART_SIDE
+from examples.demo_model.charts import chart
 from examples.demo_model.fonts import Font
 from examples.demo_model.lines import HEIGHTS as LINE_HEIGHTS
 from examples.demo_model.lines import ask_line, draw_line
 from examples.demo_model.plain import plain
-from examples.demo_model.receipts import HEIGHTS as RECEIPT_HEIGHTS
-from examples.demo_model.receipts import QUESTIONS, draw_receipt
+from examples.demo_model.receipts import HARDER_QUESTIONS, QUESTIONS, draw_receipt, two_receipts
 from examples.demo_model.sample import Sample
-from examples.demo_model.style import TRAINED, TRAINING, Style
+from examples.demo_model.style import TRAINED, TRAINED_HARDER, TRAINING, TRAINING_FREE, TRAINING_LONG, Style
+from examples.demo_model.tables import HEIGHTS as TABLE_HEIGHTS
+from examples.demo_model.tables import table
 
+Styles = Sequence[tuple[float, Style]]
 TILE = 128
 _TILE_SIZES = (16, 17, 18, 18, 19, 20, 20, 22, 24, 26, 28)
 MOST_QUESTIONS = 4
@@ -42,24 +47,39 @@ class Ration:
     weight: float = 1.0
 
 
-def trained_style(rng: Random) -> Style:
-    (style,) = rng.choices([style for _, style in TRAINED], [often for often, _ in TRAINED])
+def trained_style(rng: Random, among: Styles = TRAINED) -> Style:
+    (style,) = rng.choices([style for _, style in among], [often for often, _ in among])
     return style
 
 
-def _line(rng: Random, height: int) -> Sample:
-    style = trained_style(rng)
+def _line(rng: Random, height: int, among: Styles = TRAINED) -> Sample:
+    style = trained_style(rng, among)
     drawing = draw_line(rng, style, (height,))
     return Sample("line", style.name, (drawing,), (ask_line(rng, drawing),))
 
 
-def _receipt(rng: Random, height: int) -> Sample:
-    style, dated = trained_style(rng), rng.random() < 0.75
+def _receipt(
+    rng: Random, height: int, among: Styles = TRAINED, questions: Iterable[str] = QUESTIONS
+) -> Sample:
+    style, dated = trained_style(rng, among), rng.random() < 0.75
     receipt, drawing = draw_receipt(rng, style, dated, (height,))
     asked = rng.sample(
-        [task for task in QUESTIONS if dated or task != "date"], rng.randint(2, MOST_QUESTIONS)
+        [task for task in questions if dated or task != "date"], rng.randint(2, MOST_QUESTIONS)
     )
-    return Sample("receipt", style.name, (drawing,), tuple(QUESTIONS[task](rng, receipt) for task in asked))
+    turns = tuple(HARDER_QUESTIONS[task](rng, receipt) for task in asked)
+    return Sample("receipt", style.name, (drawing,), turns)
+
+
+def _two_receipts(rng: Random, height: int) -> Sample:
+    return two_receipts(rng, trained_style(rng), (height,))
+
+
+def _table(rng: Random, height: int) -> Sample:
+    return table(rng, TRAINING_FREE, rng.choice(("table", "cell")), (height,))
+
+
+def _chart(rng: Random, _: int) -> Sample:
+    return chart(rng, TRAINING_FREE, rng.choice(("bar", "bar", "highest")))
 
 
 def _shape(rng: Random, side: int) -> Sample:
@@ -115,11 +135,23 @@ def _piece(rng: Random) -> str:
 # of each kind: a lesson of a height in pixels, and the heights; those of a batch are the same
 KINDS: dict[str, tuple[Callable[[Random, int], Sample], Sequence[int]]] = {
     "line": (_line, LINE_HEIGHTS),
-    "receipt": (_receipt, RECEIPT_HEIGHTS),
+    "receipt": (_receipt, TRAINING.receipt_heights),
     "shape": (_shape, shapes.SIDES),
     "two pictures": (_two, shapes.SIDES),
     "plain text": (_plain, (0,)),
     "tile": (_tile, (TILE,)),
+    "harder line": (partial(_line, among=TRAINED_HARDER), LINE_HEIGHTS),
+    "harder receipt": (
+        partial(_receipt, among=TRAINED_HARDER, questions=HARDER_QUESTIONS),
+        TRAINING.receipt_heights,
+    ),
+    "long receipt": (
+        partial(_receipt, among=((1, TRAINING_LONG),), questions=HARDER_QUESTIONS),
+        TRAINING_LONG.receipt_heights,
+    ),
+    "two receipts": (_two_receipts, TRAINING.receipt_heights),
+    "table": (_table, TABLE_HEIGHTS),
+    "chart": (_chart, (CHART_SIDE,)),
 }
 
 

@@ -39,7 +39,7 @@ def draw_line(rng: Random, style: Style, heights: Sequence[int] = HEIGHTS) -> Dr
         fits = room >= 0 and ink_bottom - ink_top <= height - 2
         if fits and font.can_write(text):
             break
-    canvas = Canvas(rng, WIDTH, height)
+    canvas = Canvas(rng, WIDTH, height, style.photographed)
     spread = room if rng.random() < 0.6 else min(room, 9)
     left = MARGIN + int(rng.uniform(0, spread))
     top = int(rng.uniform(0, max(0, height - font.height)))

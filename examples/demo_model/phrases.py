@@ -59,6 +59,30 @@ JSON = Wordings(
     ),
     ("Extrae el total y la fecha en JSON.", "Dame el recibo en JSON."),
 )
+JSON_ITEMS = Wordings(
+    ("Extract the items and the total as JSON.", "Answer in JSON: items and total."),
+    ("Extrae los artículos y el total en JSON.",),
+)
+FIRST_TOTAL = Wordings(
+    ("What is the total of the first receipt?",), ("¿Cuál es el total del primer recibo?",)
+)
+SECOND_TOTAL = Wordings(
+    ("What is the total of the second receipt?",), ("¿Cuál es el total del segundo recibo?",)
+)
+CELL = Wordings(
+    ("What is the {} of the {}?", "{} of the {}?"),
+    ("¿Cuál es el valor de {} para {}?",),
+)
+BAR = Wordings(
+    ("What is the value of {}?", "How high is {}?"),
+    ("¿Cuál es el valor de {}?", "¿Cuánto mide {}?"),
+)
+HIGHEST = Wordings(
+    ("Which bar is the highest?", "Which one is the largest?"), ("¿Cuál es la barra más alta?",)
+)
+LOWEST = Wordings(
+    ("Which bar is the lowest?", "Which one is the smallest?"), ("¿Cuál es la barra más baja?",)
+)
 SHAPE_AND_COLOR = Wordings(
     ("What shape and color?", "What is in the image?", "Describe the image.", "What do you see?"),
     ("¿Qué figura y color?", "¿Qué hay en la imagen?", "Describe la imagen."),

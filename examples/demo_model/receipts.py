@@ -1,4 +1,4 @@
-"""A small receipt, 256 pixels wide and three to six lines long, and six things to ask about it."""
+"""A receipt, 256 pixels wide and mostly three to six lines long, and what to ask about one or two of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from examples.demo_model.sample import Drawing, Quote, Sample, Turn
 from examples.demo_model.style import Style
 
 WIDTH = 256
-HEIGHTS = (128, 160, 192)
-MOST_ROWS = 6
-MOST_ITEMS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,8 @@ def write_receipt(rng: Random, style: Style, dated: bool) -> Receipt:
     """Make up what a receipt says; its items have different names."""
     known = style.familiar and rng.random() < 0.6
     names: list[str] = []
-    count = rng.randint(1, MOST_ITEMS - dated)
+    fewest, most = style.receipt_items
+    count = rng.randint(fewest, most - dated)
     while len(set(names)) < count:
         names = [rng.choice(phrases.ITEMS) if known else style.word(rng).capitalize() for _ in range(count)]
     prices = [rng.randint(50, 99_99 if style.free_totals else 19_99) for _ in names]
@@ -82,13 +80,16 @@ def _store(rng: Random, style: Style) -> str:
 
 
 def draw_receipt(
-    rng: Random, style: Style, dated: bool, heights: Sequence[int] = HEIGHTS
+    rng: Random, style: Style, dated: bool, heights: Sequence[int] = ()
 ) -> tuple[Receipt, Drawing]:
-    """Draw a receipt in one font, with prices in a column or behind the names, all of its ink inside."""
+    """Draw a receipt in one font, with prices in a column or behind the names, all of its ink inside.
+
+    heights:  of the picture, instead of the style's
+    """
     while True:
         receipt = write_receipt(rng, style, dated)
         font = Font(rng.choice(style.fonts), rng.choice(style.receipt_sizes))
-        height = rng.choice(heights)
+        height = rng.choice(heights or style.receipt_heights)
         pitch = int(font.height * rng.uniform(1.0, 1.3))
         inner = WIDTH - rng.randint(8, 20)
         column = inner if rng.random() < 0.7 else None
@@ -99,7 +100,7 @@ def draw_receipt(
         spare = height - pitch * len(receipt.rows) - 4
         if widest <= inner and spare >= 0 and font.can_write(receipt.text):
             break
-    canvas = Canvas(rng, WIDTH, height)
+    canvas = Canvas(rng, WIDTH, height, style.photographed)
     margin = rng.randint(3, min(8, WIDTH - inner))
     top = 2 + rng.randint(0, min(spare, 28))
     centred = rng.random() < 0.4
@@ -149,6 +150,18 @@ def _ask_json(rng: Random, receipt: Receipt) -> Turn:
     return Turn(put(rng, phrases.JSON)[0], answer, tuple(quotes))
 
 
+def _ask_items(rng: Random, receipt: Receipt) -> Turn:
+    items = [{"name": name, "price": price} for name, price in receipt.items]
+    answer = json.dumps({"items": items, "total": receipt.total}, ensure_ascii=False)
+    quotes, at = [], 0
+    first = 1 if receipt.date is None else 2
+    for number, text in enumerate(text for item in receipt.items for text in item):
+        at = answer.index(f'"{text}"', at) + 1
+        quotes.append(Quote(at, len(text), first + number))
+    quotes.append(receipt.quote_total(answer.rindex(receipt.total)))
+    return Turn(put(rng, phrases.JSON_ITEMS)[0], answer, tuple(quotes))
+
+
 QUESTIONS: dict[str, Callable[[Random, Receipt], Turn]] = {
     "receipt": _ask_text,
     "total": _ask_total,
@@ -157,10 +170,22 @@ QUESTIONS: dict[str, Callable[[Random, Receipt], Turn]] = {
     "price": _ask_price,
     "json": _ask_json,
 }
+HARDER_QUESTIONS: dict[str, Callable[[Random, Receipt], Turn]] = {**QUESTIONS, "items": _ask_items}
 
 
 def receipt(rng: Random, style: Style, task: str) -> Sample:
-    """Ask one of `QUESTIONS` about a new receipt. Only a dated one is asked for its date."""
+    """Ask one of `HARDER_QUESTIONS` about a new receipt. Only a dated one is asked for its date."""
     dated = task == "date" or rng.random() < 0.75
     said, drawing = draw_receipt(rng, style, dated)
-    return Sample(task, style.name, (drawing,), (QUESTIONS[task](rng, said),))
+    return Sample(task, style.name, (drawing,), (HARDER_QUESTIONS[task](rng, said),))
+
+
+def two_receipts(rng: Random, style: Style, heights: Sequence[int] = ()) -> Sample:
+    """Ask for the total of one of two receipts of one height."""
+    height = rng.choice(heights or style.receipt_heights)
+    drawn = [draw_receipt(rng, style, rng.random() < 0.75, (height,)) for _ in range(2)]
+    which = rng.randrange(2)
+    said, _ = drawn[which]
+    quotes = (said.quote_total(0),) if which == 0 else ()
+    turn = Turn(put(rng, (phrases.FIRST_TOTAL, phrases.SECOND_TOTAL)[which])[0], said.total, quotes)
+    return Sample("two receipts", style.name, tuple(drawing for _, drawing in drawn), (turn,))

@@ -16,11 +16,13 @@ class Run:
 
     box:    left, top, right, bottom of its ink, in pixels
     edges:  [len(text) + 1] where each character begins and the last ends, in pixels from the left
+    slope:  pixels that its line sinks per pixel to the right
     """
 
     text: str
     box: tuple[float, float, float, float]
     edges: tuple[float, ...]
+    slope: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

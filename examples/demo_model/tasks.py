@@ -10,12 +10,14 @@ from functools import partial
 from random import Random
 
 from examples.demo_model import style as styles
+from examples.demo_model.charts import chart
 from examples.demo_model.lines import line
 from examples.demo_model.plain import plain
-from examples.demo_model.receipts import QUESTIONS, receipt
+from examples.demo_model.receipts import QUESTIONS, receipt, two_receipts
 from examples.demo_model.sample import Sample
 from examples.demo_model.shapes import follow_up, shape, two_pictures
 from examples.demo_model.style import Style
+from examples.demo_model.tables import table
 
 TASKS: dict[str, Callable[[Random, Style], Sample]] = {
     "line": line,
@@ -24,6 +26,12 @@ TASKS: dict[str, Callable[[Random, Style], Sample]] = {
     "follow-up": follow_up,
     "two pictures": two_pictures,
     "plain text": plain,
+    "items": partial(receipt, task="items"),
+    "two receipts": two_receipts,
+    "table": partial(table, task="table"),
+    "cell": partial(table, task="cell"),
+    "bar": partial(chart, task="bar"),
+    "highest": partial(chart, task="highest"),
 }
 _TEXT = ("line", "receipt", "total")
 EVALUATED: tuple[tuple[Style, tuple[str, ...]], ...] = (
@@ -33,6 +41,8 @@ EVALUATED: tuple[tuple[Style, tuple[str, ...]], ...] = (
     (styles.OTHER_FONTS, _TEXT),
     (styles.FREE_TOTALS, ("receipt", "total", "price")),
     (styles.PILLOW_18, ("line", "receipt", "total", "price")),
+    (styles.PHOTOGRAPHED, _TEXT),
+    (styles.LONG, ("receipt", "total", "items")),
 )
 
 

@@ -44,6 +44,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4000, help="steps of the whole run (4000)")
     parser.add_argument("--tiles", type=int, default=0, help="first steps on tiles of text alone (0)")
     parser.add_argument(
+        "--harder",
+        action="store_true",
+        help="show photographs, small print, longer receipts, two of them, tables and charts too",
+    )
+    parser.add_argument(
         "--cool-down", type=int, default=0, help="last steps, with a falling learning rate (0)"
     )
     parser.add_argument("--rate", type=float, default=6e-4, help="learning rate (0.0006)")
@@ -95,7 +100,7 @@ def train(args: argparse.Namespace) -> None:
         log.begin(step, {name: str(value) for name, value in vars(args).items()})
     last = log.first_step() + args.steps
     schedule = Schedule(args.rate, first, args.warm_up, last, args.cool_down)
-    trainer = Trainer(network, optimizer, scribe, Plan(args.seed, args.tiles, schedule))
+    trainer = Trainer(network, optimizer, scribe, Plan(args.seed, args.tiles, schedule, args.harder))
     with Progress(
         TextColumn("{task.description}"),
         MofNCompleteColumn(),

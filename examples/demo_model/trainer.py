@@ -24,12 +24,21 @@ _WEIGHT_DECAY = 0.05
 
 TILES = (Ration("tile", 32),)
 MIXTURE = (
-    Ration("line", 16),
-    Ration("receipt", 6),
+    Ration("line", 12),
+    Ration("receipt", 10),
     Ration("tile", 32, every=6),
     Ration("shape", 8, every=6),
     Ration("two pictures", 8, every=6, weight=0.7),
     Ration("plain text", 8, every=6, weight=0.5),
+)
+HARDER = (
+    *MIXTURE,
+    Ration("harder line", 12, every=3),
+    Ration("harder receipt", 6, every=3),
+    Ration("long receipt", 4, every=6),
+    Ration("two receipts", 4, every=6),
+    Ration("table", 8, every=6),
+    Ration("chart", 8, every=6),
 )
 
 
@@ -39,15 +48,17 @@ class Plan:
     seed:      of everything that is drawn
     tiles:     first steps that show tiles alone, so that the tower learns letters before any question
     schedule:  of the learning rate
+    harder:    photographs, small print, longer receipts, two of them, tables and charts too
     """
 
     seed: int
     tiles: int
     schedule: Schedule
+    harder: bool = False
 
     def rations(self, step: int) -> list[Ration]:
         """What a step shows. Kinds that come every few steps take turns."""
-        mixture = TILES if step < self.tiles else MIXTURE
+        mixture = TILES if step < self.tiles else HARDER if self.harder else MIXTURE
         return [ration for number, ration in enumerate(mixture) if (step + number) % ration.every == 0]
 
 
