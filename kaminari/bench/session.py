@@ -21,10 +21,17 @@ SEED = 7
 
 
 class Session:
-    """`rows` slots of `capacity` tokens, and one greedy request with a choice in each slot."""
+    """`rows` slots of `capacity` tokens, and one greedy request with a choice in each slot.
 
-    def __init__(self, loaded: LoadedModel, rows: int, capacity: int, chunk: int) -> None:
+    captured:  whether decode steps run captured, where they can be, as they do in the engine
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, rows: int, capacity: int, chunk: int, *, captured: bool = True
+    ) -> None:
         self._runner = Runner(loaded.model, rows, capacity, loaded.end_token_ids)
+        if captured:
+            self._runner.capture()
         self._scheduler = Scheduler(rows, chunk)
         self._capacity = capacity
         self._jobs = itertools.count(1)

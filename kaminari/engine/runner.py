@@ -24,12 +24,12 @@ from kaminari.engine.sampler import sample
 from kaminari.engine.sampling_table import SamplingTable
 from kaminari.engine.scheduler import DecodeRow, EncodePicture, PrefillChunk
 from kaminari.engine.step_clock import StepClock
-from kaminari.engine.step_graphs import CudaRecorder, Recorder, StepGraphs
+from kaminari.engine.step_graphs import StepGraphs, recorder_for
 from kaminari.engine.token_mask import token_mask
 from kaminari.engine.transfer import mark, to_device
-from kaminari.model.attention import captures
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
+from kaminari.model.operators import narrow, pick
 
 
 class VisionRowsMismatch(Exception):
@@ -61,9 +61,7 @@ class Runner:
         context: int,
         end_token_ids: AbstractSet[int],
         clock: StepClock | None = None,
-        recorder: Recorder | None = None,
     ) -> None:
-        """`recorder` captures decode steps, where they can be; by default CUDA does on its devices."""
         self.model = model
         self._end_token_ids = end_token_ids
         self._clock = clock or StepClock()
@@ -75,9 +73,7 @@ class Runner:
         self._ones = torch.ones(slots, dtype=torch.int32, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
         self._graphs = StepGraphs(self._captured_step, model.device)
-        if recorder is None and model.device.type == "cuda":
-            recorder = CudaRecorder(model.device)
-        self._recorder = recorder if captures(self.cache) else None
+        self._recorder = recorder_for(self.cache, model.device)
 
     def add(
         self,
@@ -100,7 +96,7 @@ class Runner:
 
     def warm_up(self) -> None:
         """Run a prompt and a decode step once, so that the first request finds every kernel built; then
-        capture the decode steps, where that is possible."""
+        `capture`."""
         job, slot = -1, 0
         prompt = PreparedPrompt((0, 0), np.tile(np.arange(2), (3, 1)), 0)
         self.add(job, prompt, SamplingParams(temperature=1.0), seed=0, constraints=[None])
@@ -111,9 +107,15 @@ class Runner:
             if undrawn is not None:
                 self.draw(undrawn, undrawn.rows).collect()
         self.forget(job)
-        if self._recorder is not None:
-            self._graphs.capture(self.cache.slots, self._recorder)
+        self.capture()
         self.scrub(range(self.cache.slots))
+
+    def capture(self) -> None:
+        """Capture the decode steps, where that is possible. No slot may be in use."""
+        if self._recorder is not None:
+            self._graphs.capture(self.cache, self._recorder)
+            for slot in range(self.cache.slots):
+                self.cache.claim(slot)
 
     def forget(self, job: int) -> None:
         """Drop what the device holds of a job, apart from its slots. An unknown job is no error."""
@@ -186,6 +188,7 @@ class Runner:
             self.cache.check_rows(host)
             self._clock.lap("prepare")
             logits = self._graphs.run(layout)
+            self.cache.advance(slots)
         else:
             on_device = self._tensor(layout)
             self._clock.lap("prepare")
@@ -199,21 +202,22 @@ class Runner:
         """Logits [R, vocab] of a decode step: layout [3, R] holds slots, lengths and positions."""
         rows = layout.shape[1]
         batch = StepBatch(
-            tokens=self._last_tokens.index_select(0, layout[0]),
+            tokens=pick(self._last_tokens, layout[0]),
             positions=layout[2].expand(3, -1),
             slots=layout[0],
             q_lens=self._ones[:rows],
-            kv_lens=layout[1].int(),
+            kv_lens=narrow(layout[1]),
             logit_rows=self._numbers[:rows],
             host=host,
         )
         return self.model.head(self.model.forward(batch, self.cache))
 
     def _captured_step(self, layout: Tensor) -> Tensor:
-        """`_step` for rows of any slots and lengths: to the host every row is as long as a slot."""
+        """`_step` for rows of any slots and lengths. CUDA makes room by the host's copy of the lengths: to it
+        every row is as long as a slot. On a CPU the rows are what they are while they are captured."""
         rows = layout.shape[1]
-        longest = (self.cache.capacity,) * rows
-        return self._step(layout, RowLengths(tuple(range(rows)), (1,) * rows, longest))
+        length = self.cache.capacity if self._device.type == "cuda" else 1
+        return self._step(layout, RowLengths(tuple(range(rows)), (1,) * rows, (length,) * rows))
 
     def draw(self, undrawn: Undrawn, rows: Sequence[DrawRow]) -> Drawn:
         """Draw one token for each of these rows of `undrawn`, and leave it where the next step finds it."""

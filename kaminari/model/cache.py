@@ -60,6 +60,10 @@ class LayerState(ABC):
         """Raise ValueError unless the slot's next new token may be its token number `start`."""
 
     @abstractmethod
+    def advance(self, slots: Sequence[int]) -> None:
+        """Count one token of each slot, which a captured step has run in place."""
+
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all tensors."""
 
@@ -137,6 +141,11 @@ class SlotCache:
             layer.truncate(slot, length)
         return True
 
+    def advance(self, slots: Sequence[int]) -> None:
+        """As of every layer. The step's rows must have passed `check_rows`."""
+        for layer in self.layers:
+            layer.advance(slots)
+
     def nbytes(self) -> int:
         return sum(layer.nbytes() for layer in self.layers)
 
@@ -213,6 +222,9 @@ class AttentionKV(LayerState):
 
     def check_start(self, slot: int, start: int) -> None:
         """Do nothing: a row may go on at any place that it has reached."""
+
+    def advance(self, slots: Sequence[int]) -> None:
+        """Do nothing: it keeps no lengths."""
 
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes

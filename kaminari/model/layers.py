@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from kaminari.model.kernels import cpu_norm
 from kaminari.model.linear import Linear, LinearKernel
+from kaminari.model.operators import pick
 from kaminari.model.rotary import rotate_part
 
 
@@ -99,7 +100,7 @@ class Embedding(nn.Module):
         self.kernel: LinearKernel | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight)
+        return pick(self.weight, tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""

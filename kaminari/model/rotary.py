@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from kaminari.model.kernels import cpu_rows
+
 
 class InterleavedRotary(nn.Module):
     """Positions -> cosines and sines.
@@ -34,6 +36,8 @@ class InterleavedRotary(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each [T, 1, head_dim], of positions [3, T]."""
+        if cpu_rows.indexes(positions):
+            return cpu_rows.angles(positions, self.axes, self.inv_freq, self.scaling, dtype)
         angles = positions[self.axes].t().float() * self.inv_freq
         cos = (angles.cos() * self.scaling).to(dtype)
         sin = (angles.sin() * self.scaling).to(dtype)

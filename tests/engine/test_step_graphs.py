@@ -16,6 +16,7 @@ from kaminari.engine.params import SamplingParams
 from kaminari.engine.scheduler import DecodeRow
 from kaminari.engine.step_graphs import CudaRecorder, StepGraphs
 from kaminari.model import attention
+from kaminari.model.cache import SlotCache
 from tests.engine.harness import HandLoop, cache_tensors, hand_loop, picture, poison
 
 split_kv = pytest.importorskip("kaminari.model.kernels.split_kv", exc_type=ModuleNotFoundError)
@@ -151,8 +152,10 @@ def test_on_cuda_a_replay_is_the_step() -> None:
     device = torch.device("cuda")
     table = torch.randn(4, 8, device=device)
     graphs = StepGraphs(lambda layout: table[layout[0]] * layout[1][:, None], device)
-    graphs.capture(3, CudaRecorder(device))
+    graphs.capture(SlotCache([], slots=3, capacity=1), CudaRecorder(device))
     assert all(rows in graphs for rows in (1, 2, 3))
     for layout in ([[2, 0], [3, 5], [0, 0]], [[1, 3], [2, 7], [0, 0]]):
         expected = table[layout[0]] * torch.tensor(layout[1], device=device)[:, None]
-        assert torch.equal(graphs.run(layout), expected)
+        found = graphs.run(layout)
+        graphs.run([[0, 1, 2], [9, 9, 9], [0, 0, 0]])
+        assert torch.equal(found, expected), "a step of another number of rows took its memory"

@@ -61,6 +61,8 @@ class CheckpointOnly(LayerState):
 
     def check_start(self, slot: int, start: int) -> None: ...
 
+    def advance(self, slots: Sequence[int]) -> None: ...
+
     def nbytes(self) -> int:
         return 0
 

@@ -17,6 +17,7 @@ from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.delta_net import GatedDeltaNet
 from kaminari.model.layers import Embedding, SwiGLU, ZeroCentredRMSNorm
 from kaminari.model.linear import Linear
+from kaminari.model.operators import add, gate
 from kaminari.model.rotary import InterleavedRotary
 
 Rotation = tuple[Tensor, Tensor]
@@ -43,10 +44,10 @@ class GatedAttention(nn.Module):
         tokens = x.shape[0]
         heads = self.qkv(x).view(tokens, -1, self.head_dim)
         queries, k, v = heads.split_with_sizes((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, gate = queries[:, 0::2], queries[:, 1::2]
+        q, gates = queries[:, 0::2], queries[:, 1::2]
         q = self.q_norm.turned(q, *rotation)
         k = self.k_norm.turned(k, *rotation)
-        attended = attend(q, k, v, layer, batch) * gate.sigmoid()
+        attended = gate(attend(q, k, v, layer, batch), gates)
         output: Tensor = self.output(attended.view(tokens, -1))
         return output
 
@@ -69,8 +70,7 @@ class HybridLayer(nn.Module):
         else:
             mixed = self.mixer(normed, cast(GatedDeltaState, state), batch)
         hidden, normed = self.mlp_norm.behind(hidden, mixed)
-        output: Tensor = hidden + self.mlp(normed)
-        return output
+        return add(hidden, self.mlp(normed))
 
 
 class HybridDecoder(nn.Module):

@@ -1,7 +1,7 @@
 """Which kernel multiplies by a weight on a CPU, and the native ones.
 
 A decode step reads every weight once for a few rows, so what counts is how fast weights stream from memory.
-bfloat16 weights stay as they are, since prefill's GEMM wants them so; int8 and int4 weights are repacked into
+Plain weights stay as they are, since prefill's GEMM wants them so; int8 and int4 weights are repacked into
 panels (`native/quantized.cpp`). Those are multiplied by activations that are quantized to int8 too, per row
 and group of columns: 64 columns beside int8 weights, the weight's own group beside int4 ones. The form that
 quantizes weights alone is `aten_linear`, which runs where there is no native library.
@@ -46,12 +46,11 @@ def linear_kernel(
         return None
     if isinstance(weight, Tensor):
         _check_matrix(weight, dtype)
-        if dtype != torch.bfloat16:
-            return None
         kernels = native_kernels()
-        if kernels.library is None or kernels.level == "portable":
+        if kernels.library is None or (dtype == torch.bfloat16 and kernels.level == "portable"):
             return None
-        return BFloatLinear(weight, kernels.library)
+        kind = BFloatLinear if dtype == torch.bfloat16 else FloatLinear
+        return kind(weight, kernels.library)
     _check_quantized(weight)
     library = native_kernels().library
     if library is None:
@@ -64,11 +63,13 @@ def linear_kernel(
 class BFloatLinear:
     """A bfloat16 matrix, row-major as it is, multiplied natively up to `BFLOAT_ROWS` rows."""
 
+    function = "kaminari_bfloat_linear"
+
     def __init__(self, weight: Tensor, library: ctypes.CDLL) -> None:
         self._weight = weight.detach()
         self._pointer = weight.data_ptr()
         self._outputs, self._columns = weight.shape
-        self._call = library.kaminari_bfloat_linear
+        self._call = getattr(library, self.function)
 
     @property
     def nbytes(self) -> int:
@@ -77,12 +78,18 @@ class BFloatLinear:
     def multiply(self, x: Tensor) -> Tensor:
         if x.dim() != 2 or not 0 < x.shape[0] <= BFLOAT_ROWS:
             return F.linear(x, self._weight)
-        _check_rows(x, self._columns, torch.bfloat16)
+        _check_rows(x, self._columns, self._weight.dtype)
         x = x.contiguous()
         rows = x.shape[0]
         out = x.new_empty((rows, self._outputs))
         self._call(self._pointer, self._columns, self._outputs, x.data_ptr(), out.data_ptr(), rows)
         return out
+
+
+class FloatLinear(BFloatLinear):
+    """A float32 matrix, likewise: what torch's GEMM makes, but for the order of a sum."""
+
+    function = "kaminari_float_linear"
 
 
 class PanelLinear:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kaminari.model.linear import LinearKernel
+from kaminari.model.operators import join
 
 
 class PlainKernel:
@@ -36,4 +36,4 @@ class StackedKernel:
         return sum(kernel.nbytes for kernel in self._kernels)
 
     def multiply(self, x: Tensor) -> Tensor:
-        return torch.cat([kernel.multiply(x) for kernel in self._kernels], dim=-1)
+        return join([kernel.multiply(x) for kernel in self._kernels])

@@ -13,6 +13,7 @@ from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, SlotCache
 from kaminari.model.layers import Embedding, RMSNorm, SwiGLU
 from kaminari.model.linear import Linear
+from kaminari.model.operators import add
 from kaminari.model.qwen3_vl.config import TextSizes
 from kaminari.model.rotary import InterleavedRotary
 
@@ -57,8 +58,7 @@ class DecoderLayer(nn.Module):
         """[T, hidden] -> [T, hidden]."""
         mixed = self.attention(self.attention_norm(hidden), rotation, layer, batch)
         hidden, normed = self.mlp_norm.behind(hidden, mixed)
-        output: Tensor = hidden + self.mlp(normed)
-        return output
+        return add(hidden, self.mlp(normed))
 
 
 class TextDecoder(nn.Module):

@@ -8,8 +8,8 @@
 // Nothing past a row's length is read, and nothing but its new places is written.
 #include <cstdlib>
 
-#include "export.h"
 #include "parallel.h"
+#include "program.h"
 #include "vec.h"
 
 namespace {
@@ -264,3 +264,4 @@ KAMINARI int32_t kaminari_attend(const void* q, const void* k, const void* v, vo
   };
   return narrow ? run(bf16{}) : run(float{});
 }
+RECORDABLE(kaminari_attend)

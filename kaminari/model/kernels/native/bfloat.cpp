@@ -2,9 +2,9 @@
 // step. A result is one chain of fused sums over ascending columns, whatever the other rows and the threads.
 #include <algorithm>
 
-#include "export.h"
 #include "number.h"
 #include "parallel.h"
+#include "program.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -143,3 +143,4 @@ KAMINARI void kaminari_bfloat_linear(const uint16_t* weight, int64_t columns, in
       }
   });
 }
+RECORDABLE(kaminari_bfloat_linear)

@@ -11,8 +11,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "export.h"
 #include "parallel.h"
+#include "program.h"
 #include "vec.h"
 
 namespace {
@@ -183,3 +183,4 @@ KAMINARI int32_t kaminari_delta_step(const void* projected, const void* convolut
   };
   return narrow ? with(bf16{}) : with(float{});
 }
+RECORDABLE(kaminari_delta_step)

@@ -1,13 +1,14 @@
 """The C functions of the library with the types of their arguments: the one place that must agree with C++.
 
-Nothing here checks a shape or a pointer: `cpu_linear`, `cpu_attention`, `cpu_norm` and `cpu_delta` do, before
-they call.
+Nothing here checks a shape or a pointer: the modules `cpu_*` of `kaminari.model.kernels` do before they call.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+
+from kaminari.model.kernels.native.program import Operation
 
 POINTER = ctypes.c_void_p
 COUNT = ctypes.c_int64
@@ -16,6 +17,25 @@ FLAG = ctypes.c_int32
 
 SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_threads": ((), FLAG),
+    # words, how many, where the place of a failed call goes
+    "kaminari_run": ((POINTER, COUNT, POINTER), FLAG),
+    # table, lines, bytes, index, out, rows
+    "kaminari_pick": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), FLAG),
+    # from, bytes, to, stride, rows
+    "kaminari_place": ((POINTER, COUNT, POINTER, COUNT, COUNT), None),
+    # from, to, count
+    "kaminari_narrow": ((POINTER, POINTER, COUNT), None),
+    # x, y, out, count, whether bfloat16
+    "kaminari_add": ((*(POINTER,) * 3, COUNT, FLAG), None),
+    # x, gates, strides of tokens and heads, out; tokens, heads, dim; whether bfloat16
+    "kaminari_gate": ((POINTER, POINTER, COUNT, COUNT, POINTER, *(COUNT,) * 3, FLAG), None),
+    # positions, strides of axes and tokens, axes, frequencies, scaling, cos, sin; tokens, half; as above
+    "kaminari_angles": (
+        (POINTER, COUNT, COUNT, POINTER, POINTER, NUMBER, POINTER, POINTER, COUNT, COUNT, FLAG),
+        None,
+    ),
+    # weight, columns, outputs, x, out, rows
+    "kaminari_float_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), None),
     # weight, columns, outputs, x, out, rows
     "kaminari_bfloat_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), None),
     # columns, outputs
@@ -49,10 +69,19 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give the functions that the library has their types, and return it."""
+    """Give the functions that the library has their types, and return it.
+
+    Those that may be part of a program (`RECORDABLE` in `program.h`) are `Operation`s from then on.
+    """
     for name, (arguments, result) in SIGNATURES.items():
         function = getattr(library, name, None)
-        if function is not None:
-            function.argtypes = list(arguments)
-            function.restype = result
+        if function is None:
+            continue
+        function.argtypes = list(arguments)
+        function.restype = result
+        again = getattr(library, f"{name}_again", None)
+        if again is not None:
+            address = ctypes.cast(again, POINTER).value
+            assert address is not None
+            setattr(library, name, Operation(name, function, address, arguments))
     return library

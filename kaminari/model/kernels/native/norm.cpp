@@ -4,8 +4,8 @@
 // normalization (not in the zero-centred form), after each product and sum of the rotation, after silu.
 #include <cmath>
 
-#include "export.h"
 #include "parallel.h"
+#include "program.h"
 #include "vec.h"
 
 namespace {
@@ -104,14 +104,6 @@ void swiglu(const T* gate_up, T* out, int64_t rows, int64_t width) {
   });
 }
 
-template <class Run>
-void with_type(int32_t narrow, const Run& run) {
-  if (narrow)
-    run(bf16{});
-  else
-    run(float{});
-}
-
 }  // namespace
 
 // Tensors are bfloat16 where `narrow` is set, else float32, and have no gaps but where a stride, in elements, is
@@ -127,6 +119,7 @@ KAMINARI void kaminari_rms_norm(const void* x, int64_t stride, const void* added
               static_cast<const T*>(weight), static_cast<T*>(out), rows, size, Norm{eps, centred != 0});
   });
 }
+RECORDABLE(kaminari_rms_norm)
 
 // x [tokens, heads, dim], cos and sin [tokens, turned] -> out [tokens, heads, dim]; dim is at most 256.
 KAMINARI void kaminari_turn(const void* x, int64_t token_stride, int64_t head_stride, const void* weight,
@@ -139,6 +132,7 @@ KAMINARI void kaminari_turn(const void* x, int64_t token_stride, int64_t head_st
          Norm{eps, centred != 0});
   });
 }
+RECORDABLE(kaminari_turn)
 
 // gate_up [rows, 2 * width] -> out [rows, width], silu of the first half times the second.
 KAMINARI void kaminari_swiglu(const void* gate_up, void* out, int64_t rows, int64_t width, int32_t narrow) {
@@ -147,3 +141,4 @@ KAMINARI void kaminari_swiglu(const void* gate_up, void* out, int64_t rows, int6
     swiglu(static_cast<const T*>(gate_up), static_cast<T*>(out), rows, width);
   });
 }
+RECORDABLE(kaminari_swiglu)

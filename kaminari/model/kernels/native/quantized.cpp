@@ -11,8 +11,8 @@
 // A result is the sum over groups, in ascending order, of exact integer sums times scales: it depends neither
 // on the other rows nor on threads.
 #include "activations.h"
-#include "export.h"
 #include "parallel.h"
+#include "program.h"
 #include "simd.h"
 
 namespace {
@@ -218,6 +218,7 @@ KAMINARI int32_t kaminari_int8_linear(const uint8_t* panels, const float* scales
   if (bfloat) return linear(weight, static_cast<const uint16_t*>(x), static_cast<uint16_t*>(out), rows, outputs);
   return linear(weight, static_cast<const float*>(x), static_cast<float*>(out), rows, outputs);
 }
+RECORDABLE(kaminari_int8_linear)
 
 KAMINARI int32_t kaminari_int4_linear(const uint8_t* panels, int64_t group_size, int64_t columns, int64_t outputs,
                                       int32_t bfloat, const void* x, void* out, int64_t rows) {
@@ -225,6 +226,7 @@ KAMINARI int32_t kaminari_int4_linear(const uint8_t* panels, int64_t group_size,
   if (bfloat) return linear(weight, static_cast<const uint16_t*>(x), static_cast<uint16_t*>(out), rows, outputs);
   return linear(weight, static_cast<const float*>(x), static_cast<float*>(out), rows, outputs);
 }
+RECORDABLE(kaminari_int4_linear)
 
 KAMINARI int64_t kaminari_int8_bytes(int64_t columns, int64_t outputs) {
   return ceil_div(outputs, PANEL) * Int8{nullptr, nullptr, columns}.panel_bytes();

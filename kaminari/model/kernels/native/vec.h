@@ -189,3 +189,12 @@ static inline Vec exp(Vec x) {
 
 // x / (1 + e^-x)
 static inline Vec silu(Vec x) { return x / (1.0f + exp(-x)); }
+
+// Calls run with a number of the type of a model's tensors: bfloat16 where `narrow` is set, else float32.
+template <class Run>
+static inline void with_type(int32_t narrow, const Run& run) {
+  if (narrow)
+    run(bf16{});
+  else
+    run(float{});
+}

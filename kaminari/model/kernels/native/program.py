@@ -1,0 +1,198 @@
+"""Programs of native calls: recorded once while Python runs, and run again as one call without it.
+
+While a thread records, a call of the library is not made but written down, with its pointers and numbers.
+Whatever torch would compute meanwhile would be missing from the program, so it is refused: only memory is
+handed out, and views of it. Memory comes from `Memory` and stays for as long as the program does.
+
+What a program reads and writes apart from that memory (weights, caches, a step's layout) is not kept alive
+here. What the host reads while it records, such as counts of rows, is part of the program for good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import weakref
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+_MEMORY = {
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_VIEWS = {
+    _aten.alias.default,
+    _aten.as_strided.default,
+    _aten.detach.default,
+    _aten.expand.default,
+    _aten.permute.default,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.squeeze.dim,
+    _aten.t.default,
+    _aten.transpose.int,
+    _aten.unbind.int,
+    _aten.unsqueeze.default,
+    _aten.view.default,
+    _aten._unsafe_view.default,
+}
+NO_MEMORY = 1
+"""What a native call returns where memory ran out; any other number but 0 says that its rows do not fit."""
+
+_LINE = 64
+_WORDS = {ctypes.c_void_p: "q", ctypes.c_int64: "q", ctypes.c_int32: "q", ctypes.c_float: "fxxxx"}
+
+
+class Unrecordable(RuntimeError):
+    """Something was computed that no program can hold; the message names it."""
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
+
+
+class Operation:
+    """A function of the library: called at once, or written down where this thread records."""
+
+    def __init__(self, name: str, function: Callable[..., Any], address: int, types: Sequence[type]) -> None:
+        self.name = name
+        self.address = address
+        self._function = function
+        self._words = struct.Struct("=" + "".join(_WORDS[each] for each in types))
+        self.words = len(types)
+
+    def __call__(self, *arguments: float | None) -> Any:
+        recording = _thread.recording
+        if recording is None:
+            return self._function(*arguments)
+        recording.append(self, self._words.pack(*(0 if each is None else each for each in arguments)))
+        return 0
+
+
+class Program:
+    """Calls that run one after the other.
+
+    Raises MemoryError or ValueError where one of them fails; those behind it are not made.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, calls: Sequence[tuple[Operation, bytes]], memory: Memory
+    ) -> None:
+        head = struct.Struct("=qq")
+        self._names: dict[int, str] = {}
+        code = bytearray()
+        for operation, arguments in calls:
+            self._names[len(code) // 8] = operation.name
+            code += head.pack(operation.address, operation.words) + arguments
+        self._code = np.frombuffer(bytes(code), dtype=np.int64)
+        self._failed = ctypes.c_int64()
+        self._call = library.kaminari_run
+        self._arguments = (self._code.ctypes.data, len(self._code), ctypes.addressof(self._failed))
+        self._memory = memory
+
+    def run(self) -> None:
+        failure = self._call(*self._arguments)
+        if failure:
+            name = self._names[self._failed.value]
+            if failure == NO_MEMORY:
+                raise MemoryError(f"no memory for {name}")
+            raise ValueError(f"{name}: the step's rows do not fit")
+
+
+class Memory:
+    """Memory of one program.
+
+    A block whose tensors are gone serves others: where Python had let go of a tensor while it recorded, no
+    later call of the program reads it.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[tuple[int, int, np.ndarray[Any, np.dtype[np.uint8]]]] = []
+        self._numbers = 0
+
+    def take(self, size: int) -> Tensor:
+        """Return `size` bytes, uint8 and uninitialized, that begin on a cache line."""
+        place = bisect_left(self._free, (size, -1))
+        if place < len(self._free):
+            number, block = self._free.pop(place)[1:]
+        else:
+            number, self._numbers = self._numbers, self._numbers + 1
+            whole = np.empty(size + _LINE, dtype=np.uint8)
+            first = -whole.ctypes.data % _LINE
+            block = whole[first : first + size]
+        # a tensor keeps the array that it was made from, and so do all its views
+        lent = block[:size]
+        back = weakref.finalize(lent, insort, self._free, (block.size, number, block))
+        back.atexit = False
+        return torch.from_numpy(lent)
+
+
+class Recording:
+    """Within its `with`, the calls of this thread are written down. Raises `Unrecordable`."""
+
+    def __init__(self) -> None:
+        self._memory = Memory()
+        self._guard = _Guard(self._memory)
+        self._calls: list[tuple[Operation, bytes]] = []
+
+    def __enter__(self) -> Recording:
+        if _thread.recording is not None:
+            raise RuntimeError("this thread records already")
+        self._guard.__enter__()
+        _thread.recording = self
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _thread.recording = None
+        self._guard.__exit__(*error)
+
+    def append(self, operation: Operation, arguments: bytes) -> None:
+        self._calls.append((operation, arguments))
+
+    def program(self, library: ctypes.CDLL) -> Program:
+        return Program(library, self._calls, self._memory)
+
+
+class _Guard(TorchDispatchMode):
+    """Lets torch make views and memory, which comes from `memory`, and nothing else."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _VIEWS:
+            return func(*args, **kwargs)
+        if func in _MEMORY:
+            return self._empty(func(*args, **kwargs))
+        with self:  # what is made of other operators is judged by those
+            parts = func.decompose(*args, **kwargs)
+        if parts is NotImplemented:
+            raise Unrecordable(f"{func} is torch's")
+        return parts
+
+    def _empty(self, like: Tensor) -> Tensor:
+        if like.device.type != "cpu":
+            raise Unrecordable(f"memory on {like.device}")
+        extent = 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+        extent = extent if prod(like.shape) else 0
+        memory = self._memory.take(max(1, extent) * like.dtype.itemsize)
+        return memory.view(like.dtype).as_strided(like.shape, like.stride())

@@ -1,0 +1,41 @@
+"""The plain operators between a decoder's layers: our own on a CPU where they are built, else torch's.
+
+On a CPU every operator of a decode step is one of our own, so that the step can be recorded
+(`kaminari.model.kernels.native.program`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kaminari.model.kernels import cpu_rows
+
+
+def pick(table: Tensor, index: Tensor) -> Tensor:
+    """The lines of a table [lines, ...] that index [R] int64 names: [R, ...]."""
+    if cpu_rows.indexes(index):
+        return cpu_rows.pick(table, index)
+    return table.index_select(0, index)
+
+
+def narrow(x: Tensor) -> Tensor:
+    """int64 [R] -> int32 [R]."""
+    return cpu_rows.narrow(x) if cpu_rows.indexes(x) else x.int()
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, of one shape and dtype."""
+    return cpu_rows.add(x, y) if cpu_rows.fits(x) else x + y
+
+
+def gate(x: Tensor, gates: Tensor) -> Tensor:
+    """x * sigmoid(gates), both [T, heads, head_dim]."""
+    return cpu_rows.gate(x, gates) if cpu_rows.fits(x) else x * gates.sigmoid()
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """The columns of parts [R, n], one behind the other."""
+    return cpu_rows.join(parts) if cpu_rows.fits(parts[0]) else torch.cat(list(parts), dim=-1)
