@@ -135,7 +135,9 @@ def test_a_context_above_the_checkpoint_is_refused() -> None:
 
 def test_a_model_without_cache_still_has_slots() -> None:
     free = Footprint(weights=10, cache_per_token=0)
-    assert plan_capacity(free, slots="auto", context="auto", max_context=64, memory=10).slots == SMALL_AUTO_SLOTS
+    assert (
+        plan_capacity(free, slots="auto", context="auto", max_context=64, memory=10).slots == SMALL_AUTO_SLOTS
+    )
     with pytest.raises(CapacityError):
         plan_capacity(free, slots="auto", context="auto", max_context=64, memory=9)
 
