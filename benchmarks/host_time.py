@@ -41,7 +41,6 @@ END_TOKENS = sorted(find_family(DEMO_FOLDER).prompt_format(DEMO_FOLDER).end_toke
 HOST_PARTS = ("plan", "prepare", "write", "publish")
 START_SECONDS = 120
 WARM_SECONDS = 0.3
-SLOTS = 8
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,14 @@ class Figures:
 class Server:
     """`kaminari serve` with the demo, in a process of its own."""
 
-    def __init__(self, threads: str, depth: int) -> None:
+    def __init__(self, threads: str, slots: str, depth: int) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         given = {
             "KAMINARI_SERVER__PORT": str(self.port),
             "KAMINARI_SERVER__LOG_LEVEL": "warning",
-            "KAMINARI_ENGINE__SLOTS": str(SLOTS),
+            "KAMINARI_ENGINE__SLOTS": slots,
             "KAMINARI_ENGINE__THREADS": threads,
             "KAMINARI_ENGINE__PIPELINE_DEPTH": str(depth),
         }
@@ -156,16 +155,16 @@ class Server:
                 raise RuntimeError(f"a stream ended in {last!r}")
 
 
-def alone_ms(threads: str, rows: Sequence[int]) -> dict[int, float]:
-    """Milliseconds of forward pass and draw for each number of rows, with nothing around them."""
-    settings = Settings(engine=EngineSettings(threads=threads, slots=SLOTS))
-    found = {}
+def alone_ms(threads: str, slots: str, clients: Sequence[int]) -> dict[int, float]:
+    """Milliseconds of forward pass and draw with the rows of so many clients, and nothing around them."""
+    settings = Settings(engine=EngineSettings(threads=threads, slots=slots))
+    found: dict[int, float] = {}
     with torch.inference_mode():
         loaded = load_model(settings)
         prompt = loaded.frontend.prepare(Conversation.ask(QUESTION))
         bias = tuple((end, -100.0) for end in END_TOKENS)
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logit_bias=bias)
-        for count in rows:
+        for count in sorted({min(each, loaded.info.slots) for each in clients}):
             loop = EngineLoop(loaded, lambda _: None)
             for number in range(count):
                 stream = EventStream(on_abort=lambda: None)
@@ -180,7 +179,7 @@ def alone_ms(threads: str, rows: Sequence[int]) -> dict[int, float]:
                 after.seconds[part] - before.seconds[part] for part in ("forward", "sample", "collect")
             )
             found[count] = spent / (after.steps - before.steps) * 1000
-    return found
+        return {each: found[min(each, loaded.info.slots)] for each in clients}
 
 
 def measure(
@@ -209,17 +208,18 @@ def main() -> int:
         "--depth", type=int, nargs="+", default=[1], help="pipeline depths, a server for each"
     )
     parser.add_argument("--threads", default="auto")
+    parser.add_argument("--slots", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3, help="of each load")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args()
-    alone = alone_ms(args.threads, sorted({min(count, SLOTS) for count in args.clients}))
+    alone = alone_ms(args.threads, args.slots, args.clients)
     with ExitStack() as stack:
-        servers = {depth: stack.enter_context(Server(args.threads, depth)) for depth in args.depth}
+        servers = {depth: stack.enter_context(Server(args.threads, args.slots, depth)) for depth in args.depth}
         found = measure(servers, args.clients, args.rounds, args.seconds)
     results = []
     for (depth, clients), figures in found.items():
-        device = alone[min(clients, SLOTS)]
+        device = alone[clients]
         host = (figures.step_ms - device) / figures.rows_per_step
         results.append(
             {

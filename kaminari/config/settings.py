@@ -138,7 +138,9 @@ class EngineSettings(Group):
     """
 
     slots: AutoSlots = Field(
-        default="auto", description="requests that run at once; auto: what fits the memory, at most 8"
+        default="auto",
+        description="requests that run at once; auto: what fits the memory, at most 8, and "
+        "up to 16 where they are small",
     )
     context: AutoContext = Field(
         default="auto",

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from kaminari.model.family import Footprint
 
 AUTO_SLOTS = 8
+SMALL_AUTO_SLOTS = 16
+"""Where slots cost next to nothing: as many rows as a recorded decode step may have."""
+SMALL_CACHE = 256 * 2**20
+"""Bytes that so many slots may take, all together."""
 AUTO_CONTEXT = 8192
 MIN_CONTEXT = 16
 WORKING_SHARE = 10
@@ -55,7 +59,8 @@ def plan_capacity(
     `tables` is what each slot takes beside the cache, in bytes.
 
     An "auto" context is what the checkpoint allows, at most 8192 tokens; "auto" slots are as many as fit, at
-    most 8. A wish that is named is met exactly or refused. Raises `CapacityError`.
+    most 8, and up to 16 of those that take at most 256 MiB in all. A wish that is named is met exactly or
+    refused. Raises `CapacityError`.
     """
     if context == "auto":
         tokens = min(max_context, AUTO_CONTEXT)
@@ -67,8 +72,10 @@ def plan_capacity(
     else:
         tokens = context
     held = replace(footprint, cache_per_slot=footprint.cache_per_slot + tables)
-    fitting = _fitting(memory - footprint.weights, slot_bytes(held, tokens))
-    count = max(1, min(fitting, AUTO_SLOTS)) if slots == "auto" else slots
+    per_slot = slot_bytes(held, tokens)
+    fitting = _fitting(memory - footprint.weights, per_slot)
+    most = max(AUTO_SLOTS, min(SMALL_AUTO_SLOTS, _fitting(SMALL_CACHE, per_slot)))
+    count = max(1, min(fitting, most)) if slots == "auto" else slots
     if count > fitting:
         raise CapacityError(_refusal(held, count, tokens, fitting, memory))
     cache = count * slot_bytes(footprint, tokens)

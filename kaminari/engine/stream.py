@@ -1,7 +1,8 @@
 """The reader's end of a request: events leave the engine's thread here, once per step.
 
-One stream has one reader, which iterates either blocking (`for`) or asynchronously (`async for`). The
-engine's thread only appends; it never waits for a reader.
+One stream has one reader, which iterates either blocking (`for`) or asynchronously: event by event
+(`async for`), or by all that has gathered since its last look (`batches`), so that a reader who is late
+catches up at once. The engine's thread only appends; it never waits for a reader.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 
 from kaminari.engine.events import Event, Failed, Finished
@@ -93,6 +94,13 @@ class EventStream:
                 yield from events
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        async with aclosing(self.batches()) as batches:
+            async for events in batches:
+                for event in events:
+                    yield event
+
+    async def batches(self) -> AsyncGenerator[list[Event], None]:
+        """What has gathered, in order and never empty, as soon as there is anything."""
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         with self._reading():
@@ -103,8 +111,8 @@ class EventStream:
                 arrived.clear()
                 with self._ready:
                     events, over = self._take()
-                for event in events:
-                    yield event
+                if events:
+                    yield events
                 if not over:
                     await arrived.wait()
 

@@ -6,7 +6,8 @@ A request of one prompt is that prompt's own stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import fields, replace
 
 from kaminari.engine.events import Event, Failed, Finished, Timings, Usage
@@ -42,8 +43,8 @@ class Batch:
         for stream in self._streams:
             stream.abort()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        arrived: asyncio.Queue[Event | None] = asyncio.Queue()
+    async def batches(self) -> AsyncGenerator[list[Event], None]:
+        arrived: asyncio.Queue[list[Event] | None] = asyncio.Queue()
         readers = [
             asyncio.create_task(self._read(stream, place * self._choices, arrived))
             for place, stream in enumerate(self._streams)
@@ -52,32 +53,40 @@ class Batch:
         try:
             running = len(readers)
             while running:
-                event = await arrived.get()
-                if event is None:
+                events = await arrived.get()
+                if events is None:
                     running -= 1
-                elif isinstance(event, Finished):
-                    ends.append(event)
-                else:
-                    yield event
-                    if isinstance(event, Failed):
+                    continue
+                ends += [event for event in events if isinstance(event, Finished)]
+                others: list[Event] = [event for event in events if not isinstance(event, Finished)]
+                if others:
+                    yield others
+                    if isinstance(others[-1], Failed):
                         return
             if len(ends) == len(readers):
-                yield _together(ends)
+                yield [_together(ends)]
         finally:
             self.abort()
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _read(self, stream: EventStream, first: int, arrived: asyncio.Queue[Event | None]) -> None:
+    async def _read(
+        self, stream: EventStream, first: int, arrived: asyncio.Queue[list[Event] | None]
+    ) -> None:
         """Pass a stream on, its choices numbered from `first`, and None at its end."""
         try:
-            async for event in stream:
-                if not isinstance(event, Finished | Failed):
-                    event = replace(event, choice=first + event.choice)
-                arrived.put_nowait(event)
+            async with aclosing(stream.batches()) as batches:
+                async for events in batches:
+                    arrived.put_nowait([_numbered(event, first) for event in events])
         finally:
             arrived.put_nowait(None)
+
+
+def _numbered(event: Event, first: int) -> Event:
+    if isinstance(event, Finished | Failed):
+        return event
+    return replace(event, choice=first + event.choice)
 
 
 def _together(ends: Sequence[Finished]) -> Finished:

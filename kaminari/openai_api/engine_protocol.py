@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from kaminari.engine.conversation import Conversation
@@ -20,7 +20,9 @@ class AnswerStream(Protocol):
         """Stop the request. Safe at any time, and again."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[Event]: ...
+    def batches(self) -> AsyncGenerator[list[Event], None]:
+        """All that has gathered since the last look, in order and never empty, as soon as there is any."""
+        ...
 
 
 class Engine(Protocol):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import takewhile
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -30,7 +31,7 @@ from kaminari.openai_api.lifecycle import Lifecycle
 from kaminari.openai_api.racing import while_wanted
 from kaminari.openai_api.responses import CLIENT_CLOSED_REQUEST, JsonResponse
 from kaminari.openai_api.schemas.generation import GenerationFields
-from kaminari.openai_api.sse import DONE, StreamResponse, data
+from kaminari.openai_api.sse import DONE, StreamResponse, data, together
 
 log = logging.getLogger("kaminari.http")
 
@@ -97,9 +98,10 @@ class AnswerWriter:
     async def whole(self) -> Response:
         """The answer in one body. Raises `ApiError`."""
         builder = AnswerBuilder()
-        async with aclosing(self._until_finished()) as events:
-            async for event in events:
-                builder.add(event)
+        async with aclosing(self._until_finished()) as batches:
+            async for events in batches:
+                for event in events:
+                    builder.add(event)
         prepared = self._prepared
         body = whole_answer(self._envelope, prepared.request, prepared.wording, builder.answer())
         return JsonResponse(body)
@@ -109,12 +111,13 @@ class AnswerWriter:
         prepared = self._prepared
         formatter = ChunkFormatter(self._envelope, prepared.request, prepared.wording, prepared.prompts)
         try:
-            for chunk in formatter.begin():
-                yield data(chunk)
-            async with aclosing(self._until_finished()) as events:
-                async for event in events:
-                    for chunk in formatter.chunks(event):
-                        yield data(chunk)
+            for body in together(map(data, formatter.begin())):
+                yield body
+            async with aclosing(self._until_finished()) as batches:
+                async for events in batches:
+                    chunks = (chunk for event in events for chunk in formatter.chunks(event))
+                    for body in together(map(data, chunks)):
+                        yield body
         except ApiError as error:
             yield data(error.body())
         except Exception:
@@ -122,21 +125,38 @@ class AnswerWriter:
             yield data(errors.internal(self._request_id).body())
         yield DONE
 
-    async def _until_finished(self) -> AsyncGenerator[Event, None]:
-        """Events up to and with `Finished`. Raises `ApiError` where the engine failed or was stopped."""
+    async def _until_finished(self) -> AsyncGenerator[list[Event], None]:
+        """Events as they gather, up to and with `Finished`.
+
+        Raises `ApiError` where the engine failed or was stopped, behind what came before that.
+        """
         meter = self._lifecycle.metrics.meter()
-        async for event in self._stream:
-            meter.saw(event)
-            if isinstance(event, Failed) and event.field is not None:
-                raise errors.invalid(event.message, param=event.field, code="grammar_failed")
-            if isinstance(event, Failed):
-                log.error("request %s: %s", self._request_id, event.message)
-                raise errors.internal(self._request_id, event.message)
-            if isinstance(event, ChoiceFinished) and event.reason is FinishReason.ABORT:
-                break
-            yield event
-            if isinstance(event, Finished):
-                return
+        async with aclosing(self._stream.batches()) as batches:
+            async for events in batches:
+                for event in events:
+                    meter.saw(event)
+                good = list(takewhile(_goes_on, events))
+                if good:
+                    yield good
+                if len(good) < len(events):
+                    raise self._end(events[len(good)])
+                if isinstance(good[-1], Finished):
+                    return
+        raise self._end(None)
+
+    def _end(self, event: Event | None) -> ApiError:
+        """Why an answer ends early: the engine's failure, or that it was stopped."""
+        if isinstance(event, Failed) and event.field is not None:
+            return errors.invalid(event.message, param=event.field, code="grammar_failed")
+        if isinstance(event, Failed):
+            log.error("request %s: %s", self._request_id, event.message)
+            return errors.internal(self._request_id, event.message)
         if self._lifecycle.stopping:
-            raise errors.shutting_down()
-        raise errors.internal(self._request_id, "the request was aborted")
+            return errors.shutting_down()
+        return errors.internal(self._request_id, "the request was aborted")
+
+
+def _goes_on(event: Event) -> bool:
+    """Whether an answer may still be whole behind this event."""
+    aborted = isinstance(event, ChoiceFinished) and event.reason is FinishReason.ABORT
+    return not aborted and not isinstance(event, Failed)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kaminari.engine.capacity import (
+    SMALL_AUTO_SLOTS,
     Capacity,
     CapacityError,
     format_bytes,
@@ -21,6 +22,7 @@ from kaminari.engine.capacity import (
 )
 from kaminari.engine.loading import load_model, plan_model
 from kaminari.engine.runner import Runner
+from kaminari.engine.step_graphs import MOST_ROWS
 from kaminari.model.family import Footprint
 from tests.engine.harness import settings
 
@@ -38,6 +40,19 @@ def test_auto_takes_eight_slots_where_they_fit() -> None:
     assert (capacity.slots, capacity.context) == (8, 8192)
     assert capacity.weight_bytes == GIB
     assert capacity.cache_bytes == 8 * (8192 * 2**16 + 2**20)
+
+
+def test_auto_takes_more_slots_where_they_are_small() -> None:
+    def slots(per_token: int, memory: int = 100 * GIB) -> int:
+        small = Footprint(weights=GIB, cache_per_token=per_token)
+        return plan_capacity(small, slots="auto", context=1024, max_context=1024, memory=memory).slots
+
+    assert SMALL_AUTO_SLOTS == MOST_ROWS
+    small = 256 * 2**20 // SMALL_AUTO_SLOTS // 1024
+    assert slots(small) == slots(1) == SMALL_AUTO_SLOTS
+    assert slots(small + 1) == SMALL_AUTO_SLOTS - 1
+    assert slots(2 * small) == slots(3 * small) == 8
+    assert slots(small, GIB + 10 * small * 1024) == 10
 
 
 def test_auto_context_is_no_more_than_the_checkpoint_allows() -> None:
@@ -120,7 +135,9 @@ def test_a_context_above_the_checkpoint_is_refused() -> None:
 
 def test_a_model_without_cache_still_has_slots() -> None:
     free = Footprint(weights=10, cache_per_token=0)
-    assert plan_capacity(free, slots="auto", context="auto", max_context=64, memory=10).slots == 8
+    assert (
+        plan_capacity(free, slots="auto", context="auto", max_context=64, memory=10).slots == SMALL_AUTO_SLOTS
+    )
     with pytest.raises(CapacityError):
         plan_capacity(free, slots="auto", context="auto", max_context=64, memory=9)
 

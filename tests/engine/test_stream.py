@@ -82,6 +82,39 @@ async def test_a_failure_ends_the_stream() -> None:
     assert source.aborts == 0
 
 
+async def test_what_gathers_while_nobody_looks_comes_at_once() -> None:
+    source = Source()
+    source.stream.publish(EVENTS[:1])
+    batches = source.stream.batches()
+    assert await anext(batches) == EVENTS[:1]
+    for event in EVENTS[1:]:
+        source.stream.publish([event])
+    assert [batch async for batch in batches] == [EVENTS[1:]]
+    assert source.aborts == 0
+
+
+async def test_a_lone_event_waits_for_no_other() -> None:
+    source = Source()
+    batches = source.stream.batches()
+    for event in EVENTS:
+        reading = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)
+        threading.Thread(target=source.stream.publish, args=([event],)).start()
+        assert await asyncio.wait_for(reading, PATIENCE) == [event]
+    assert [batch async for batch in batches] == []
+
+
+async def test_a_reader_of_batches_that_leaves_aborts() -> None:
+    source = Source()
+    source.stream.publish(EVENTS[:1])
+    batches = source.stream.batches()
+    assert await anext(batches) == EVENTS[:1]
+    with pytest.raises(RuntimeError, match="one reader"):
+        await anext(source.stream.batches())
+    await batches.aclose()
+    assert source.aborts == 1
+
+
 async def test_a_reader_that_leaves_aborts_once() -> None:
     source = Source()
     source.stream.publish(EVENTS[:1])

@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from kaminari.config import ServerSettings, Settings
-from kaminari.engine.events import Delta
+from kaminari.engine.events import Delta, Failed
 from kaminari.engine.stream import EventStream
 from kaminari.openai_api.lifecycle import Lifecycle
-from kaminari.openai_api.sse import DONE, StreamResponse
-from tests.openai_api.fake_engine import FakeEngine, endless, hello
+from kaminari.openai_api.sse import DONE, WRITE_BYTES, StreamResponse, together
+from tests.openai_api.fake_engine import FakeEngine, endless, hello, says
 from tests.openai_api.harness import (
     CHAT,
     HI,
@@ -76,6 +76,111 @@ async def test_a_reader_that_takes_nothing_is_dropped() -> None:
         await call.run()
     assert closed.is_set()
     assert aborted.is_set()
+
+
+async def test_a_reader_that_does_not_take_a_comment_is_dropped() -> None:
+    aborted = threading.Event()
+
+    async def silence() -> AsyncIterator[bytes]:
+        await asyncio.sleep(60)
+        yield DONE
+
+    response = StreamResponse(
+        silence(), EventStream(aborted.set), Lifecycle(grace=1), send_timeout=0.05, keep_alive=0.01
+    )
+    call = AsgiCall(response, b"")
+
+    async def stuck(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(60)
+
+    call.send = stuck  # type: ignore[method-assign]
+    with anyio.fail_after(PATIENCE):
+        await call.run()
+    assert aborted.is_set()
+
+
+async def test_a_stuck_reader_is_dropped_while_a_foreign_server_stops() -> None:
+    aborted = threading.Event()
+    lifecycle = Lifecycle(grace=60)
+
+    async def events() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: 1\n\n"
+
+    response = StreamResponse(events(), EventStream(aborted.set), lifecycle, send_timeout=0.1, keep_alive=15)
+    call = AsgiCall(response, b"")
+
+    async def stuck(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            response._stopping.set()
+            await asyncio.sleep(60)
+
+    call.send = stuck  # type: ignore[method-assign]
+    with anyio.fail_after(PATIENCE):
+        await call.run()
+    assert aborted.is_set()
+    assert lifecycle.stopping
+
+
+async def test_a_slow_reader_that_takes_what_comes_is_kept() -> None:
+    async def events() -> AsyncIterator[bytes]:
+        for _ in range(12):
+            yield b"data: 1\n\n"
+        yield DONE
+
+    response = StreamResponse(
+        events(), EventStream(lambda: None), Lifecycle(grace=1), send_timeout=0.5, keep_alive=15
+    )
+    call = AsgiCall(response, b"")
+    takes = call.send
+
+    async def slow(message: Any) -> None:
+        await asyncio.sleep(0.05)
+        await takes(message)
+
+    call.send = slow  # type: ignore[method-assign]
+    await call.run()
+    assert b"".join(message.get("body", b"") for message in call.sent).endswith(DONE)
+
+
+def test_events_that_wait_go_out_together_in_bounded_writes() -> None:
+    assert list(together([])) == []
+    assert list(together([b"a", b"b"])) == [b"ab"]
+    large = b"x" * (WRITE_BYTES - 1)
+    assert list(together([large, b"y", b"a", large, b"c"])) == [large + b"y", b"a" + large, b"c"]
+
+
+async def test_what_gathered_is_one_write_and_what_is_alone_goes_at_once() -> None:
+    """The events are the same, however many of them one write holds."""
+
+    async def writes(pause: float) -> list[bytes]:
+        app, _ = make_app(FakeEngine(hello, pause=pause))
+        body = json.dumps({"messages": HI, "stream": True, "n": 2, "return_token_ids": True}).encode()
+        call = AsgiCall(app, body)
+        await call.run()
+        return [message["body"] for message in call.sent if message.get("body")]
+
+    def said(parts: list[bytes]) -> list[Any]:
+        chunks = events_of(b"".join(parts).decode())
+        return [chunk["choices"] for chunk in chunks]
+
+    gathered, one_by_one = await writes(0.0), await writes(0.02)
+    opening, everything, done = gathered
+    assert opening.count(b"data: ") == 2
+    assert everything.count(b"data: ") == len(said(gathered)) - 2
+    assert done == DONE
+    assert len(one_by_one) > 5
+    assert said(one_by_one) == said(gathered)
+
+
+async def test_what_came_before_a_failure_is_sent() -> None:
+    engine = FakeEngine(says([Delta(0, "so far", (1,)), Failed("it broke")]))
+    app, _ = make_app(engine)
+    async with client_of(app) as client:
+        *_, text, failure = events_of((await client.post(CHAT, content=ASK)).text)
+    assert text["choices"][0]["delta"]["content"] == "so far"
+    assert failure["error"]["message"].startswith("it broke")
 
 
 def test_over_a_socket_a_stuck_reader_harms_nobody() -> None:
