@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from kaminari import Conversation, Engine, SamplingParams, collect
 from kaminari.cli import chat, serve
 from kaminari.cli.main import main
 from kaminari.config import ConfigError, load_settings
 from kaminari.config.fields import setting_fields
+from kaminari.engine.loading import plan_model
 from kaminari.model.family import CheckpointError
+from kaminari.model.packs.format import PACK_FILE
 from tests.model.packs.packs import header_of
 
 
@@ -85,6 +90,28 @@ def test_a_pack_in_its_own_place(
         assert engine.info.quantization == "int8+head-int8"
     assert main(["doctor", str(tiny_checkpoint), "--device", "cpu", "--quantization", str(folder)]) == 0
     assert f"int8+head-int8, from {folder}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("head", [[], ["--head"]], ids=["projections", "head too"])
+def test_doctor_says_what_a_pack_saves(
+    head: list[str], capsys: pytest.CaptureFixture[str], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of a tied table that the pack holds nothing is left in the model's own dtype."""
+    source, folder = checkpoint("tied-grouped"), tmp_path / "pack"
+    assert main(["quantize", str(source), "--to", "int4", *head, "-o", str(folder)]) == 0
+    capsys.readouterr()
+    line = ["--device", "cpu", "--dtype", "bfloat16", "--slots", "1", "--context", "64"]
+    assert main(["doctor", str(source), *line, "--quantization", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    values = sum(tensor.numel() for tensor in load_file(source / "model.safetensors").values())
+    taken = sum(math.prod(target["shape"]) for target in header_of(folder)["targets"].values())
+    held = sum(tensor.nbytes for tensor in load_file(folder / PACK_FILE).values())
+    asked = settings(source=str(source), quantization=str(folder), dtype="bfloat16")
+    plan = plan_model(load_settings(asked | {"engine.context": "64"}, environ={}))
+    rest = plan.capacity.cache_bytes + plan.capacity.table_bytes
+    share = (2 * (values - taken) + held + rest) / (2 * values + rest)
+    assert f"the pack takes {share:.3f} of that" in printed
+    assert plan.capacity.weight_bytes == 2 * (values - taken) + held
 
 
 def test_a_report_on_ones_own_prompt(
