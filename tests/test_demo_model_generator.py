@@ -8,26 +8,29 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from examples.demo_model import fonts, strings, style, words
+from examples.demo_model import fonts, pages, strings, style, words
 from examples.demo_model.askers import Ask, engine_asker
 from examples.demo_model.charts import draw_chart
 from examples.demo_model.evaluate import evaluate, main, table
 from examples.demo_model.lines import draw_line
+from examples.demo_model.pages import write_pages
 from examples.demo_model.receipts import draw_receipt, two_receipts
 from examples.demo_model.sample import Sample
-from examples.demo_model.scoring import edit_distance
 from examples.demo_model.shapes import draw_thing
 from examples.demo_model.style import Style
 from examples.demo_model.tables import draw_table
 from examples.demo_model.tasks import TASKS, draw_sample, evaluation_samples
 from kaminari.config import DtypeChoice, EngineSettings, ModelSettings, Settings
 from kaminari.engine.engine import Engine
+from kaminari.verify.pages import read_pages
 
 STYLES = [
     style.TRAINING,
@@ -193,12 +196,6 @@ def test_a_dictionary_gives_short_plain_words_in_order(tmp_path: Path) -> None:
     assert words.dictionary((tmp_path / "absent", tmp_path / "list")) == ("Lima", "añejo", "zoo")
 
 
-def test_edit_distance() -> None:
-    cases = {("", ""): 0, ("abc", ""): 3, ("kitten", "sitting"): 3, ("12.34", "12.84"): 1, ("ab", "ba"): 2}
-    assert {pair: edit_distance(*pair) for pair in cases} == cases
-    assert all(edit_distance(other, one) == edits for (one, other), edits in cases.items())
-
-
 def test_evaluate_counts_exact_answers_and_wrong_characters() -> None:
     samples = evaluation_samples(4, tasks=["line", "plain text"])
     lines = [sample for sample in samples if (sample.task, sample.style) == ("line", "usual")]
@@ -296,3 +293,14 @@ def test_the_demo_reads_at_least_so_many(ask_demo: Ask, task: str) -> None:
     samples = [draw_sample(task, ANYWHERE, f"test {task} {number}") for number in range(12)]
     (score,) = evaluate(ask_demo, samples).values()
     assert score.exact >= LEAST[task], score.wrong
+
+
+def test_pages_are_what_quantize_reads(tmp_path: Path) -> None:
+    samples = evaluation_samples(1, 3, ("receipt", "line"))
+    written = read_pages(write_pages(samples, tmp_path / "pages"))
+    found = [(page.question, page.text, page.kind) for page in written]
+    assert found == [(sample.question, sample.answer, sample.task) for sample in samples]
+    for page, sample in zip(written, samples, strict=True):
+        with Image.open(BytesIO(page.picture)) as image:
+            assert image.size == sample.drawings[0].image.size
+    assert pages.main(["-n", "1", "--tasks", "line", "-o", str(tmp_path / "pages" / "pages.jsonl")]) == 1

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-def edit_distance(one: str, other: str) -> int:
-    """Fewest characters to insert, delete or replace that turn one text into the other (Levenshtein)."""
-    above = list(range(len(other) + 1))
-    for row, character in enumerate(one, 1):
-        current = [row]
-        for column, against in enumerate(other, 1):
-            kept = above[column - 1] + (character != against)
-            current.append(min(kept, above[column] + 1, current[-1] + 1))
-        above = current
-    return above[-1]
+from kaminari.verify.edit_distance import edit_distance
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ def decoder_work(model: VisionLanguageModel, footprint: Footprint) -> DecoderWor
         + sum(part.kernel.nbytes for part in packed)
         - (0 if tied else _bytes(text.embedding)),
         layer_weights=sum(part.in_features * part.out_features for part in linears),
-        head_weights=text.embedding.weight.numel(),
+        head_weights=head.in_features * head.out_features,
         attention_width=sum(part.heads * part.head_dim for part in parts if hasattr(part, "head_dim")),
         state_values=sum(part.sizes.state_values for part in parts if hasattr(part, "decay_log")),
         cache_per_token=footprint.cache_per_token,

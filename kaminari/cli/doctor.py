@@ -93,6 +93,7 @@ def describe(plan: ModelPlan, settings: Settings) -> list[Fact]:
         ),
         Fact("slots", _slots(plan, per_slot)),
         Fact("in all", f"{format_bytes(total)} of {format_bytes(plan.memory)} that may be used"),
+        *_beside_own_weights(plan, total),
     ]
 
 
@@ -118,6 +119,19 @@ def _quantization(plan: ModelPlan) -> str:
     if plan.pack is None:
         return "none"
     return f"{plan.pack.header.word}, from {plan.pack.folder}"
+
+
+def _beside_own_weights(plan: ModelPlan, total: int) -> list[Fact]:
+    """What a pack saves of all that the model takes."""
+    if plan.pack is None:
+        return []
+    from kaminari.cli.machine import Fact
+    from kaminari.engine.capacity import format_bytes
+
+    own = total - plan.footprint.weights + plan.own_weight_bytes
+    return [
+        Fact("own weights", f"would make it {format_bytes(own)}; the pack takes {total / own:.3f} of that")
+    ]
 
 
 def _slots(plan: ModelPlan, per_slot: int) -> str:

@@ -41,7 +41,7 @@ from kaminari.model.family import (
 from kaminari.model.hub import download_checkpoint
 from kaminari.model.kernels.native.build import allow_native, native_kernels
 from kaminari.model.loading import OpenCheckpoint
-from kaminari.model.packs.placing import PackedLinears
+from kaminari.model.packs.placing import PackedMatrices
 from kaminari.model.packs.reading import Pack, open_pack
 
 Progress = Callable[[int, int], None]
@@ -50,7 +50,10 @@ DEMO_FOLDER = Path(kaminari.__file__).parent / "demo"
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What is settled before a weight is read: which checkpoint, where, how precise, and how much fits."""
+    """What is settled before a weight is read: which checkpoint, where, how precise, and how much fits.
+
+    own_weight_bytes:  what the weights would take without the pack
+    """
 
     folder: Path
     family: Family
@@ -58,6 +61,7 @@ class ModelPlan:
     device: torch.device
     dtypes: Dtypes
     pack: Pack | None
+    own_weight_bytes: int
     footprint: Footprint
     memory: int
     capacity: Capacity
@@ -112,14 +116,14 @@ def plan_model(settings: Settings) -> ModelPlan:
     folder = checkpoint_folder(settings.model.source)
     family = find_family(folder)
     prompt_format = family.prompt_format(folder)
-    footprint = family.footprint(folder, dtypes.decoder, dtypes.vision)
+    own = footprint = family.footprint(folder, dtypes.decoder, dtypes.vision)
     pack = None
     if settings.model.pack_folder is not None:
         checkpoint = family.open(folder)
         pack = find_pack(settings.model, checkpoint, family.name)
-        packed = PackedLinears(checkpoint, pack)
+        packed = PackedMatrices(checkpoint, pack)
         packed.check_device(device, dtypes.decoder)
-        footprint = packed.footprint(footprint, dtypes.decoder)
+        footprint = packed.footprint(own, dtypes.decoder)
     memory = usable_memory(available_memory(device), settings.engine.memory_limit)
     capacity = plan_capacity(
         footprint,
@@ -130,7 +134,9 @@ def plan_model(settings: Settings) -> ModelPlan:
         tables=logit_table_bytes(footprint.vocab_size, len(prompt_format.end_token_ids))
         + SAMPLING_TABLE_BYTES,
     )
-    return ModelPlan(folder, family, prompt_format, device, dtypes, pack, footprint, memory, capacity)
+    return ModelPlan(
+        folder, family, prompt_format, device, dtypes, pack, own.weights, footprint, memory, capacity
+    )
 
 
 def load_model(settings: Settings, progress: Progress | None = None) -> LoadedModel:

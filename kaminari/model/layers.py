@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari.model.kernels import cpu_norm
-from kaminari.model.linear import Linear, LinearKernel
+from kaminari.model.linear import Linear, Matrix, TableKernel
 from kaminari.model.operators import pick
 from kaminari.model.rotary import rotate_part
 
@@ -88,23 +88,26 @@ class SwiGLU(nn.Module):
         return down
 
 
-class Embedding(nn.Module):
+class Embedding(Matrix):
     """Rows of a weight [vocab, hidden], looked up by token; a head that is tied to it multiplies by them.
 
-    kernel:  multiplies instead of torch where it is set, as in `Linear`
+    table:  holds the rows, where the weight was released
     """
 
     def __init__(self, vocab: int, hidden: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab, hidden), requires_grad=False)
-        self.kernel: LinearKernel | None = None
+        super().__init__(hidden, vocab)
+        self.table: TableKernel | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return pick(self.weight, tokens)
+        return pick(self.weight, tokens) if self.table is None else self.table.look_up(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab]."""
-        return F.linear(hidden, self.weight) if self.kernel is None else self.kernel.multiply(hidden)
+        return self.multiply(hidden)
+
+    def hold(self, table: TableKernel) -> None:
+        """Let one kernel hold the rows that are looked up and multiply by them."""
+        self.table = self.kernel = table
 
 
 def normalize(x: Tensor, eps: float) -> Tensor:

@@ -1,8 +1,8 @@
-"""A linear layer: it holds one weight and owns the choice of the kernel that multiplies by it."""
+"""What holds one weight matrix and the kernel that multiplies by it: a linear layer is one."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,20 @@ class LinearKernel(Protocol):
         ...
 
 
-class Linear(nn.Module):
-    """x [rows, in_features] -> x @ weight.T [rows, out_features], without bias. The weight starts unset.
+@runtime_checkable
+class TableKernel(LinearKernel, Protocol):
+    """A kernel whose rows can be read as well: an embedding of few bits looks its tokens up in one."""
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """int64 [n] -> these rows of the weight [n, in_features], in the dtype of activations.
+
+        On a CPU, raises IndexError for a token that is no row.
+        """
+        ...
+
+
+class Matrix(nn.Module):
+    """A weight [out_features, in_features], which starts unset.
 
     kernel:  multiplies instead of torch where it is set
     """
@@ -40,9 +52,17 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.kernel: LinearKernel | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [rows, in_features] -> x @ weight.T [rows, out_features]"""
         return F.linear(x, self.weight) if self.kernel is None else self.kernel.multiply(x)
 
     def release_weight(self) -> None:
         """Let go of the weight, for good: from now on there must be a kernel."""
         self.register_parameter("weight", None)
+
+
+class Linear(Matrix):
+    """x [rows, in_features] -> x @ weight.T [rows, out_features], without bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x)

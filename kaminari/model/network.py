@@ -9,14 +9,14 @@ from kaminari.model.kernels.linears import linear_kernel
 from kaminari.model.layers import Embedding
 from kaminari.model.linear import Linear
 from kaminari.model.loading import OpenCheckpoint, load_tensors, materialize
-from kaminari.model.packs.placing import PackedLinears
+from kaminari.model.packs.placing import PackedMatrices
 
 
 def load_network(
     checkpoint: OpenCheckpoint, text: nn.Module, vision: nn.Module, options: LoadOptions
 ) -> None:
     """Load every weight onto the device, each half of the network in its dtype. Raises `CheckpointError`."""
-    packed = None if options.pack is None else PackedLinears(checkpoint, options.pack)
+    packed = None if options.pack is None else PackedMatrices(checkpoint, options.pack)
     if packed is not None:
         packed.release()
     materialize(text, options.device, options.dtype)

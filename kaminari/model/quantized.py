@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kaminari.model import huge_pages
+
 INT4_MIDDLE = 8  # the int4 code that stands for the zero point alone
 
 
@@ -37,6 +39,10 @@ class Int8Weight:
     def rows(self, start: int, stop: int) -> Int8Weight:
         """Rows from `start` to before `stop`, without a copy."""
         return Int8Weight(self.codes[start:stop], self.scales[start:stop])
+
+    def pick(self, numbers: Tensor) -> Int8Weight:
+        """The rows of these numbers, int64 [n], which may come more than once."""
+        return Int8Weight(self.codes.index_select(0, numbers), self.scales.index_select(0, numbers))
 
     def to(self, device: torch.device) -> Int8Weight:
         return Int8Weight(self.codes.to(device), self.scales.to(device))
@@ -80,6 +86,13 @@ class Int4Weight:
         parts = (self.codes[start:stop], self.scales[start:stop], self.zeros[start:stop])
         return Int4Weight(*parts, self.in_features, self.group_size)
 
+    def pick(self, numbers: Tensor) -> Int4Weight:
+        """The rows of these numbers, int64 [n], which may come more than once."""
+        codes, scales, zeros = (
+            part.index_select(0, numbers) for part in (self.codes, self.scales, self.zeros)
+        )
+        return Int4Weight(codes, scales, zeros, self.in_features, self.group_size)
+
     def to(self, device: torch.device) -> Int4Weight:
         parts = (self.codes.to(device), self.scales.to(device), self.zeros.to(device))
         return Int4Weight(*parts, self.in_features, self.group_size)
@@ -101,15 +114,14 @@ QuantizedWeight = Int8Weight | Int4Weight
 def join_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """The rows of weights of one kind, one behind the other, in memory of their own."""
     first = weights[0]
+    codes, scales = _joined([each.codes for each in weights]), _joined([each.scales for each in weights])
     if isinstance(first, Int8Weight):
-        return Int8Weight(
-            torch.cat([each.codes for each in weights]), torch.cat([each.scales for each in weights])
-        )
-    zeros = torch.cat([each.zeros for each in weights if isinstance(each, Int4Weight)])
-    return Int4Weight(
-        torch.cat([each.codes for each in weights]),
-        torch.cat([each.scales for each in weights]),
-        zeros,
-        first.in_features,
-        first.group_size,
-    )
+        return Int8Weight(codes, scales)
+    zeros = _joined([each.zeros for each in weights if isinstance(each, Int4Weight)])
+    return Int4Weight(codes, scales, zeros, first.in_features, first.group_size)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """On pages of its own: what is only there until it is repacked goes back to the system as a whole."""
+    rows = sum(part.shape[0] for part in parts)
+    return torch.cat(list(parts), out=huge_pages.empty((rows, *parts[0].shape[1:]), parts[0].dtype))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from safetensors.torch import load_file
 
 from kaminari import Conversation, Engine, SamplingParams, collect
 from kaminari.cli import chat, serve
 from kaminari.cli.main import main
 from kaminari.config import ConfigError, load_settings
 from kaminari.config.fields import setting_fields
+from kaminari.engine.loading import plan_model
 from kaminari.model.family import CheckpointError
+from kaminari.model.packs.format import PACK_FILE
 from tests.model.packs.packs import header_of
 
 
@@ -87,6 +93,28 @@ def test_a_pack_in_its_own_place(
     assert f"int8+head-int8, from {folder}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("head", [[], ["--head"]], ids=["projections", "head too"])
+def test_doctor_says_what_a_pack_saves(
+    head: list[str], capsys: pytest.CaptureFixture[str], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of a tied table that the pack holds nothing is left in the model's own dtype."""
+    source, folder = checkpoint("tied-grouped"), tmp_path / "pack"
+    assert main(["quantize", str(source), "--to", "int4", *head, "-o", str(folder)]) == 0
+    capsys.readouterr()
+    line = ["--device", "cpu", "--dtype", "bfloat16", "--slots", "1", "--context", "64"]
+    assert main(["doctor", str(source), *line, "--quantization", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    values = sum(tensor.numel() for tensor in load_file(source / "model.safetensors").values())
+    taken = sum(math.prod(target["shape"]) for target in header_of(folder)["targets"].values())
+    held = sum(tensor.nbytes for tensor in load_file(folder / PACK_FILE).values())
+    asked = settings(source=str(source), quantization=str(folder), dtype="bfloat16")
+    plan = plan_model(load_settings(asked | {"engine.context": "64"}, environ={}))
+    rest = plan.capacity.cache_bytes + plan.capacity.table_bytes
+    share = (2 * (values - taken) + held + rest) / (2 * values + rest)
+    assert f"the pack takes {share:.3f} of that" in printed
+    assert plan.capacity.weight_bytes == 2 * (values - taken) + held
+
+
 def test_a_report_on_ones_own_prompt(
     capsys: pytest.CaptureFixture[str], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -117,6 +145,58 @@ def test_the_built_in_report_covers_the_tower(
     assert "two pictures" in capsys.readouterr().out
 
 
+def test_a_report_on_pages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64), "white").save(tmp_path / "page.png")
+    pages = tmp_path / "pages.jsonl"
+    lines = [
+        {"image": "page.png", "text": "Tea 2.50", "kind": "receipt"},
+        {"image": "page.png", "text": "Tea", "question": "What is it?"},
+    ]
+    pages.write_text("\n".join(map(json.dumps, lines)))
+    line = ["demo", "--to", "int8", "--head", "-o", str(tmp_path / "pack"), "--device", "cpu"]
+    more = ["--dtype", "float32", "--report", "--ask", "x", "--tokens", "2", "--pages", str(pages)]
+    assert main(["quantize", *line, *more]) == 0
+    printed = capsys.readouterr().out
+    assert "wrong, pack" in printed
+    report = json.loads((tmp_path / "pack" / "report.json").read_text())
+    receipt, page = report["pages"]
+    assert (receipt["kind"], receipt["pages"], receipt["characters"]) == ("receipt", 1, 8)
+    assert (page["kind"], page["pages"], page["characters"]) == ("page", 1, 3)
+    for side in ("own", "pack"):
+        assert receipt[side]["character_error_rate"] > 0
+        assert receipt[side]["exact"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot read"),
+        ("\n", "names no pages"),
+        ("[1]", "line 1: Input should be an object"),
+        ('{"image": "x.png"}', "line 1: text: Field required"),
+        ('{"image": "x.png", "text": "", "kind": "a"}', "line 1: text: String should have at least 1"),
+        ('{"image": "x.png", "text": "a", "quetsion": "b"}', "line 1: quetsion: Extra inputs"),
+        ('{"image": "x.png", "text": "a"}', "line 1: cannot read x.png: No such file"),
+    ],
+)
+def test_pages_that_cannot_be_read_are_named_before_anything_is_made(
+    text: str | None, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, cache: Path
+) -> None:
+    pages = tmp_path / "pages.jsonl"
+    if text is not None:
+        pages.write_text(text)
+    assert words in failure(capsys, "demo", "--to", "int8", "--report", "--pages", str(pages))
+    assert not cache.exists()
+
+
+def test_a_page_that_is_no_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"no picture")
+    (tmp_path / "pages.jsonl").write_text('\n{"image": "x.png", "text": "a"}')
+    line = ["demo", "--to", "int8", "-o", str(tmp_path / "pack"), "--report", "--ask", "x", "--tokens", "1"]
+    printed = failure(capsys, *line, "--pages", str(tmp_path / "pages.jsonl"))
+    assert f"{tmp_path / 'pages.jsonl'}, line 2: " in printed
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -124,6 +204,7 @@ def test_the_built_in_report_covers_the_tower(
         (["--to", "int8", "--method", "hqq"], "--method belongs to int4"),
         (["--to", "int4", "--ask", "x"], "give --report too"),
         (["--to", "int4", "--image", "x.png"], "give --report too"),
+        (["--to", "int4", "--pages", "x.jsonl"], "give --report too"),
     ],
 )
 def test_flags_that_do_not_go_together(

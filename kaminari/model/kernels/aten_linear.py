@@ -24,12 +24,12 @@ def quantized_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> LinearKerne
     """The kernel for a quantized weight on the CPU, for activations of `dtype`."""
     outputs, columns = weight.shape
     if outputs % OUTPUTS_OF_KERNEL or columns % COLUMNS_OF_KERNEL:
-        return DequantizingKernel(weight)
+        return DequantizingKernel(weight, dtype)
     if isinstance(weight, Int8Weight):
         # over float32 rows torch's kernel was measured ten times slower than dequantizing
-        return AtenInt8Linear(weight) if dtype == torch.bfloat16 else DequantizingKernel(weight)
+        return AtenInt8Linear(weight) if dtype == torch.bfloat16 else DequantizingKernel(weight, dtype)
     if columns % weight.group_size:
-        return DequantizingKernel(weight)
+        return DequantizingKernel(weight, dtype)
     return AtenInt4Linear(weight, dtype)
 
 
@@ -37,7 +37,7 @@ class AtenInt8Linear(DequantizingKernel):
     """`aten::_weight_int8pack_mm` over bfloat16 rows; it would round the scales, so they follow behind it."""
 
     def __init__(self, weight: Int8Weight) -> None:
-        super().__init__(weight)
+        super().__init__(weight, torch.bfloat16)
         self._codes = weight.codes
         self._scales = weight.scales
         self._ones = torch.ones(weight.shape[0], dtype=torch.bfloat16)
@@ -53,7 +53,7 @@ class AtenInt4Linear(DequantizingKernel):
     """`aten::_weight_int4pack_mm_for_cpu`, whose code, scale and zero mean what ours do."""
 
     def __init__(self, weight: Int4Weight, dtype: torch.dtype) -> None:
-        super().__init__(weight)
+        super().__init__(weight, dtype)
         nibbles = torch.stack([weight.codes & 15, weight.codes >> 4], dim=-1).flatten(1)
         self._packed = torch._convert_weight_to_int4pack_for_cpu(nibbles.int(), 1)
         self._numbers = torch.stack([weight.scales.T, weight.zeros.T], dim=-1).to(dtype).contiguous()

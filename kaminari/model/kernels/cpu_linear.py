@@ -127,15 +127,43 @@ class PanelLinear:
         return out
 
 
-def _int8_linear(weight: Int8Weight, dtype: torch.dtype, library: ctypes.CDLL) -> PanelLinear:
+class PanelTable(PanelLinear):
+    """int8 panels, whose rows are looked up as well. `read`: the library's function for that."""
+
+    def __init__(
+        self,
+        call: Callable[..., int],
+        read: Callable[..., int],
+        held: tuple[Tensor, Tensor],
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(call, tuple(each.data_ptr() for each in held), held, shape, dtype)
+        self._read = read
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """[n] -> [n, in_features]. Raises IndexError for a token that is no row."""
+        if tokens.dim() != 1 or tokens.dtype != torch.int64 or tokens.device.type != "cpu":
+            raise ValueError(
+                f"tokens are int64 [n] on the CPU, not {tokens.dtype} {list(tokens.shape)} on {tokens.device}"
+            )
+        tokens = tokens.contiguous()
+        count = tokens.shape[0]
+        out = torch.empty((count, self._columns), dtype=self._dtype)
+        if self._read(*self._arguments, tokens.data_ptr(), out.data_ptr(), count):
+            raise IndexError(f"a token that is none of {self._outputs}")
+        return out
+
+
+def _int8_linear(weight: Int8Weight, dtype: torch.dtype, library: ctypes.CDLL) -> PanelTable:
     outputs, columns = weight.shape
     panels = huge_pages.empty((library.kaminari_int8_bytes(columns, outputs),), torch.uint8)
     scales = torch.zeros(-(-outputs // PANEL) * PANEL)
     scales[:outputs] = weight.scales
     codes = weight.codes.contiguous()
     library.kaminari_int8_pack(codes.data_ptr(), columns, outputs, panels.data_ptr())
-    pointers = (panels.data_ptr(), scales.data_ptr())
-    return PanelLinear(library.kaminari_int8_linear, pointers, (panels, scales), weight.shape, dtype)
+    call, read = library.kaminari_int8_linear, library.kaminari_int8_rows
+    return PanelTable(call, read, (panels, scales), weight.shape, dtype)
 
 
 def _int4_linear(weight: Int4Weight, dtype: torch.dtype, library: ctypes.CDLL) -> PanelLinear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -9,10 +10,14 @@ from kaminari.model.quantized import QuantizedWeight
 
 
 class DequantizingKernel:
-    """`LinearKernel` over a quantized weight as it is; the full weight is there during a call only."""
+    """`TableKernel` over a quantized weight as it is; the full weight is there during a product only.
 
-    def __init__(self, weight: QuantizedWeight) -> None:
+    dtype:  of the rows that are looked up
+    """
+
+    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
         self._weight = weight
+        self._dtype = dtype
 
     @property
     def nbytes(self) -> int:
@@ -21,3 +26,7 @@ class DequantizingKernel:
     def multiply(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""
         return F.linear(x, self._weight.dequantize(x.dtype))
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """[n] -> [n, in_features]."""
+        return self._weight.pick(tokens).dequantize(self._dtype)

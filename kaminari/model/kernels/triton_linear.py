@@ -78,6 +78,10 @@ class TritonLinear:
             )
         return out
 
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """[n] on the device -> [n, in_features]."""
+        return self._weight.pick(tokens).dequantize(self._dtype)
+
 
 @triton.jit(do_not_specialize=["rows"])
 def _int8_kernel(

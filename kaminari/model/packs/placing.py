@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +13,12 @@ from torch import Tensor
 from kaminari.config.quantization import PackFormat
 from kaminari.model.family import CheckpointError, Footprint
 from kaminari.model.kernels.linears import linear_kernel, multiplies_quantized
-from kaminari.model.linear import Linear, LinearKernel
+from kaminari.model.layers import Embedding
+from kaminari.model.linear import LinearKernel, TableKernel
 from kaminari.model.loading import OpenCheckpoint, Placement, open_file
 from kaminari.model.packs.reading import Pack
 from kaminari.model.packs.stacking import PlainKernel, StackedKernel
-from kaminari.model.packs.targets import HEAD_PARAMETER, find_targets, linears_by_parameter
+from kaminari.model.packs.targets import find_targets, matrices_by_parameter
 from kaminari.model.quantized import QuantizedWeight, join_rows
 
 
@@ -35,8 +35,8 @@ class Part:
     shape: tuple[int, ...]
 
 
-class PackedLinears:
-    """The linears of a checkpoint's network that a pack fills, and of which parts, in the order of rows.
+class PackedMatrices:
+    """The matrices of a checkpoint's network that a pack fills, and of which parts, in the order of rows.
 
     rest:  the tensors of the checkpoint that fill their parameters as ever
     """
@@ -57,8 +57,8 @@ class PackedLinears:
 
     def footprint(self, plain: Footprint, dtype: torch.dtype) -> Footprint:
         """What the model needs with the pack, from what it needs without."""
-        linears = linears_by_parameter(self._checkpoint.network)
-        released = sum(linears[name].weight.numel() for name in self._parts if name in linears)
+        matrices = matrices_by_parameter(self._checkpoint.network)
+        released = sum(matrices[name].weight.numel() for name in self._parts)
         kept = sum(prod(part.shape) for part in self._precise())
         weights = plain.weights - (released - kept) * dtype.itemsize + self._pack.nbytes
         return replace(plain, weights=weights)
@@ -69,26 +69,21 @@ class PackedLinears:
             raise self._no_kernel(device, dtype)
 
     def release(self) -> None:
-        """Let go of the weights, before they are given memory. A tied head becomes a linear of its own."""
-        text: Any = self._checkpoint.network.get_submodule("text")
-        if HEAD_PARAMETER in self._parts and text.own_head is None:
-            rows, width = self._parts[HEAD_PARAMETER][0].shape
-            with torch.device("meta"):
-                text.own_head = Linear(width, rows)
-        linears = linears_by_parameter(self._checkpoint.network)
+        """Let go of the weights, before they are given memory."""
+        matrices = matrices_by_parameter(self._checkpoint.network)
         for parameter in self._parts:
-            linears[parameter].release_weight()
+            matrices[parameter].release_weight()
 
     def fill(self, device: torch.device, dtype: torch.dtype, done: Callable[[int], object]) -> None:
-        """Give every linear its kernel.
+        """Give every matrix its kernel, the largest first: while a weight is repacked it is held twice.
 
         done:  called with the bytes read so far
 
         Raises `CheckpointError`.
         """
-        linears = linears_by_parameter(self._checkpoint.network)
+        matrices = matrices_by_parameter(self._checkpoint.network)
         total = 0
-        for parameter, parts in self._parts.items():
+        for parameter, parts in sorted(self._parts.items(), key=lambda each: -_values(each[1])):
             kernels: list[LinearKernel] = []
             for format_, run in groupby(parts, key=lambda part: part.format):
                 names = [part.name for part in run]
@@ -100,7 +95,13 @@ class PackedLinears:
                     quantized, nbytes = self._read_quantized(names)
                     kernels.append(self._kernel(quantized, device, dtype))
                 total += nbytes
-            linears[parameter].kernel = kernels[0] if len(kernels) == 1 else StackedKernel(kernels)
+            kernel = kernels[0] if len(kernels) == 1 else StackedKernel(kernels)
+            matrix = matrices[parameter]
+            if isinstance(matrix, Embedding):
+                assert isinstance(kernel, TableKernel), "every kernel of an int8 weight is one"
+                matrix.hold(kernel)
+            else:
+                matrix.kernel = kernel
             done(total)
 
     def _kernel(self, weight: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> LinearKernel:
@@ -130,6 +131,10 @@ class PackedLinears:
         with open_file(self._pack.file) as file:
             weights = [self._pack.read(file, name) for name in names]
             return join_rows(weights), sum(weight.nbytes for weight in weights)
+
+
+def _values(parts: Sequence[Part]) -> int:
+    return sum(prod(part.shape) for part in parts)
 
 
 def _parts(checkpoint: OpenCheckpoint, pack: Pack) -> dict[str, list[Part]]:

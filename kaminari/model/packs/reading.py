@@ -45,7 +45,7 @@ class Pack:
                 raise CheckpointError(f"{name}.{part} in {self.file} holds values that are not finite")
         codes = tensors["codes"]
         if target.format is PackFormat.INT8:
-            if bool((codes == -128).any()):
+            if int(codes.min()) == -128:
                 raise CheckpointError(f"{name}.codes in {self.file} holds -128, which no int8 pack does")
             return Int8Weight(codes, tensors["scales"])
         width = target.shape[1]

@@ -1,7 +1,8 @@
 """Which weights of a checkpoint a pack holds: the projections of its decoder, and on request its head.
 
-Embeddings, norms, convolutions, gates of a few rows (`Placement.precise`) and the vision half keep their
-precision and their place in the checkpoint.
+A head that is tied to the embedding is one table with it: with a pack that holds the head, tokens are looked
+up in the head's rows. An embedding of its own, norms, convolutions, gates of a few rows (`Placement.precise`)
+and the vision half keep their precision and their place in the checkpoint.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from kaminari.config.quantization import PackFormat
-from kaminari.model.linear import Linear
+from kaminari.model.linear import Linear, Matrix
 from kaminari.model.loading import OpenCheckpoint, Placement
 
 TEXT = "text."
-HEAD_PARAMETER = "text.own_head.weight"
+OWN_HEAD = "text.own_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,13 @@ class Target:
 
 
 def find_targets(checkpoint: OpenCheckpoint, pack_format: PackFormat, *, head: bool) -> dict[str, Target]:
-    """The targets of a checkpoint by their names in a pack. A tied head gets a copy of its own."""
-    linears = linears_by_parameter(checkpoint.network)
+    """The targets of a checkpoint by their names in a pack; a tied head has its own name there too."""
+    matrices = matrices_by_parameter(checkpoint.network)
     targets = {}
     for name, place in checkpoint.placements.items():
-        is_head = place.parameter == HEAD_PARAMETER
-        if place.parameter in linears and not place.precise and (head or not is_head):
+        is_head = place.parameter == OWN_HEAD
+        projects = isinstance(matrices.get(place.parameter), Linear) and not place.precise
+        if projects and (head or not is_head):
             targets[name.removesuffix(".weight")] = Target(
                 name,
                 PackFormat.INT8 if is_head else pack_format,
@@ -45,16 +47,18 @@ def find_targets(checkpoint: OpenCheckpoint, pack_format: PackFormat, *, head: b
             )
     if head:
         for name, original in checkpoint.copies.items():
-            shape = _matrix(checkpoint.placements[original])
-            targets[name.removesuffix(".weight")] = Target(original, PackFormat.INT8, shape, HEAD_PARAMETER)
+            place = checkpoint.placements[original]
+            targets[name.removesuffix(".weight")] = Target(
+                original, PackFormat.INT8, _matrix(place), place.parameter
+            )
     return targets
 
 
-def linears_by_parameter(network: nn.Module) -> dict[str, Linear]:
-    """Every linear of the text decoder, by the name of its weight."""
+def matrices_by_parameter(network: nn.Module) -> dict[str, Matrix]:
+    """Every linear of the text decoder and its embedding, by the name of their weights."""
     text = network.get_submodule(TEXT.rstrip("."))
     return {
-        f"{TEXT}{name}.weight": module for name, module in text.named_modules() if isinstance(module, Linear)
+        f"{TEXT}{name}.weight": module for name, module in text.named_modules() if isinstance(module, Matrix)
     }
 
 

@@ -108,12 +108,11 @@ def make_pack(
         if folder.exists():
             folder.rename(Path(scratch) / "old")
         made.rename(folder)
-    taken = [target.source for target in targets.values() if target.source not in checkpoint.copies.values()]
     return MadePack(
         open_pack(folder, checkpoint, family),
         errors,
         sum(checkpoint.tensors[target.source].nbytes for target in targets.values()),
-        len(checkpoint.placements) - len(taken),
+        len(checkpoint.placements) - len(targets),
     )
 
 

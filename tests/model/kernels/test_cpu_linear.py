@@ -18,7 +18,7 @@ from kaminari.model.kernels.cpu_linear import (
 )
 from kaminari.model.kernels.dequantizing import DequantizingKernel
 from kaminari.model.kernels.native.build import LEVELS, allow_native, foreseen_word, native_kernels
-from kaminari.model.linear import LinearKernel
+from kaminari.model.linear import LinearKernel, TableKernel
 from kaminari.model.quantized import Int4Weight, Int8Weight
 from tests.model.kernels.quantized_weights import (
     INT8_GROUP,
@@ -224,6 +224,44 @@ def test_aten_quantizes_weights_alone(shape: tuple[int, int], kind: str, dtype: 
         # torch may round each weight to the dtype before it multiplies, and a sum before it is scaled
         weights = (x.double().abs() @ plain.double().abs().T) * 2 * torch.finfo(dtype).eps
         assert ((kernel.multiply(x) - exact).abs() <= rounding_bound(x, plain, exact, dtype) + weights).all()
+
+
+def tables(weight: Int8Weight, dtype: torch.dtype) -> list[TableKernel]:
+    """The kernels of an int8 weight here: our own, where it is built, and aten's."""
+    kernels = [kernel_of(weight, dtype), aten_linear.quantized_kernel(weight, dtype)]
+    found = [kernel for kernel in kernels if isinstance(kernel, TableKernel)]
+    assert len(found) == len(kernels)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (48, 384)])
+def test_rows_are_looked_up_to_the_bit(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = int8_weight(*shape)
+    plain = weight.dequantize(dtype)
+    tokens = torch.cat([torch.arange(shape[0]), torch.tensor([shape[0] - 1, 0, 0])])
+    for kernel in tables(weight, dtype):
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(kernel.look_up(tokens), plain[tokens])
+        assert torch.equal(kernel.look_up(tokens[::2]), plain[tokens[::2]])
+        assert kernel.look_up(tokens[:0]).shape == (0, shape[1])
+
+
+@pytest.mark.parametrize("token", [-1, 20, 1 << 40])
+def test_a_token_that_is_no_row(token: int) -> None:
+    for kernel in tables(int8_weight(20, 64), torch.bfloat16):
+        with pytest.raises(IndexError):
+            kernel.look_up(torch.tensor([0, token]))
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize("tokens", [torch.tensor([1], dtype=torch.int32), torch.tensor([[1]])])
+def test_tokens_of_another_shape_or_dtype(tokens: Tensor) -> None:
+    kernel = kernel_of(int8_weight(20, 64), torch.bfloat16)
+    assert isinstance(kernel, TableKernel)
+    with pytest.raises(ValueError, match=r"tokens are int64 \[n\]"):
+        kernel.look_up(tokens)
 
 
 def test_where_torch_is_to_multiply() -> None:

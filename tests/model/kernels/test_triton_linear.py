@@ -74,6 +74,16 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         assert torch.equal(kernel.multiply(others)[:1], together[:1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "columns"), SHAPES)
+def test_rows_are_looked_up_to_the_bit(outputs: int, columns: int, dtype: torch.dtype) -> None:
+    tokens = torch.tensor([outputs - 1, 0, 0, outputs // 2])
+    for weight in weights(outputs, columns):
+        kernel = triton_linear.TritonLinear(weight, DEVICE, dtype)
+        found = kernel.look_up(tokens.to(DEVICE)).cpu()
+        assert torch.equal(found, weight.dequantize(dtype)[tokens])
+
+
 def test_rows_that_do_not_fit_are_refused() -> None:
     kernel = triton_linear.TritonLinear(int8_weight(16, 64), DEVICE, torch.float32)
     for x in (torch.ones(2, 63), torch.ones(64), torch.ones(2, 64, dtype=torch.float16)):

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.dequantizing import DequantizingKernel
-from kaminari.model.linear import Linear
+from kaminari.model.linear import Matrix
 from kaminari.model.packs import placing
-from kaminari.model.packs.placing import PackedLinears
+from kaminari.model.packs.placing import PackedMatrices
 from kaminari.model.packs.reading import Pack
-from kaminari.model.packs.targets import linears_by_parameter
+from kaminari.model.packs.targets import matrices_by_parameter
 from kaminari.model.packs.writing import Recipe
 from kaminari.model.quantized import QuantizedWeight
 from kaminari.model.stages import LOGITS, find_stages
@@ -41,21 +41,22 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that multiply by the dequantized weight, and round no more than that."""
 
     def kernel(weight: Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype) -> Any:
-        return None if isinstance(weight, Tensor) else DequantizingKernel(weight)
+        return None if isinstance(weight, Tensor) else DequantizingKernel(weight, dtype)
 
     monkeypatch.setattr(placing, "linear_kernel", kernel)
 
 
 def dequantized_by_hand(checkpoint: Path, pack: Pack, folder: Path) -> Path:
-    """A checkpoint of one file with the pack's values in place of its weights. A tied head stays."""
+    """A checkpoint of one file with the pack's values in place of its weights, those of a tied head twice."""
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     tensors: dict[str, Tensor] = {}
     for path in checkpoint.glob("*.safetensors"):
         tensors.update(load_file(path))
     with safe_open(pack.file, "pt") as file:
-        for name in pack.header.targets:
+        for name, target in pack.header.targets.items():
+            tensors[target.source] = pack.read(file, name).dequantize()
             if f"{name}.weight" in tensors:
-                tensors[f"{name}.weight"] = pack.read(file, name).dequantize()
+                tensors[f"{name}.weight"] = tensors[target.source].clone()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
 
@@ -81,7 +82,9 @@ def distance(ours: Tensor, theirs: Tensor) -> float:
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
-@pytest.mark.parametrize("recipe", [INT8, INT4], ids=["int8", "int4"])
+@pytest.mark.parametrize(
+    "recipe", [INT8, INT4, INT8_HEAD, INT4_HEAD], ids=["int8", "int4", "int8 head", "int4 head"]
+)
 @pytest.mark.usefixtures("plain_kernels")
 def test_tokens_are_those_of_the_weights_dequantized_by_hand(
     variant: str, recipe: Recipe, checkpoint: Callable[[str], Path], tmp_path: Path
@@ -103,31 +106,55 @@ def test_every_kernel_multiplies_by_its_own_rows(
     pack = pack_of(folder, recipe, tmp_path / "pack").pack
     packed: Any = load_packed(folder, pack)
     by_hand: Any = load(dequantized_by_hand(folder, pack, tmp_path / "by hand"))
-    wanted = linears_by_parameter(by_hand.network)
-    found = linears_by_parameter(packed.network)
-    assert found.keys() - wanted.keys() <= {"text.own_head.weight"}
+    wanted = matrices_by_parameter(by_hand.network)
+    found = matrices_by_parameter(packed.network)
+    assert found.keys() == wanted.keys()
     draw = torch.Generator().manual_seed(1)
-    for name, linear in wanted.items():
-        x = torch.randn(3, linear.in_features, generator=draw)
+    for name, matrix in wanted.items():
+        x = torch.randn(3, matrix.in_features, generator=draw)
         # the native kernels round activations to int8: half a step in 127 of the largest of each group
-        assert distance(found[name](x), linear(x)) < 0.02, name
-    head = packed.network.text.own_head
-    with safe_open(pack.file, "pt") as file:
-        x = torch.randn(3, head.in_features, generator=draw)
-        assert distance(head(x), x @ pack.read(file, "lm_head").dequantize().T) < 0.02
+        assert distance(found[name].multiply(x), matrix.multiply(x)) < 0.02, name
+    x = torch.randn(3, wanted["text.embedding.weight"].in_features, generator=draw)
+    assert distance(packed.head(x), by_hand.head(x)) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_a_tied_head_and_its_embedding_are_one_table(
+    variant: str, dtype: torch.dtype, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its rows are those of the pack to the bit; an embedding that is not the head's stays as it is."""
+    folder = checkpoint(variant)
+    pack = pack_of(folder, INT8_HEAD, tmp_path / "pack").pack
+    by_hand: Any = load(dequantized_by_hand(folder, pack, tmp_path / "by hand"))
+    packed: Any = load_packed(folder, pack, dtype)
+    text, rows = packed.network.text, by_hand.network.text.embedding.weight
+    tokens = torch.cat([torch.arange(rows.shape[0]), torch.tensor([3, 3, 0])])
+    assert torch.equal(text.embedding(tokens), rows[tokens].to(dtype))
+    tied = by_hand.network.text.own_head is None
+    assert (text.own_head is None) is tied
+    assert (text.embedding.weight is None) is tied
+    assert not tied or text.embedding.kernel is text.embedding.table
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
-def test_nothing_else_changes(variant: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """Every parameter that is left equals that of the plain model, and only linears have lost theirs."""
+@pytest.mark.parametrize("recipe", [INT4, INT4_HEAD], ids=["int4", "int4 head"])
+def test_nothing_else_changes(
+    variant: str, recipe: Recipe, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Every parameter that is left equals that of the plain model, and only those of targets are lost."""
     folder = checkpoint(variant)
-    pack = pack_of(folder, INT4, tmp_path / "pack").pack
+    pack = pack_of(folder, recipe, tmp_path / "pack").pack
     plain: Any = load(folder)
     packed: Any = load_packed(folder, pack)
     kept = dict(packed.network.named_parameters())
     lost = {name for name, _ in plain.network.named_parameters()} - set(kept)
-    linears = set(linears_by_parameter(plain.network)) - {"text.own_head.weight"}
-    assert lost == linears
+    matrices = set(matrices_by_parameter(plain.network))
+    tied = "text.own_head.weight" not in matrices
+    head = {"text.embedding.weight" if tied else "text.own_head.weight"}
+    assert lost == (matrices - {"text.embedding.weight", "text.own_head.weight"}) | (
+        head if recipe.head else set()
+    )
     for name, parameter in plain.network.named_parameters():
         assert name in lost or torch.equal(parameter, kept[name]), name
     for name, buffer in plain.network.named_buffers():
@@ -144,9 +171,9 @@ def test_the_footprint_counts_what_is_held(
     family = find_family(folder)
     pack = pack_of(folder, recipe, tmp_path / "pack").pack
     plain = family.footprint(folder, torch.float32, torch.float32)
-    planned = PackedLinears(family.open(folder), pack).footprint(plain, torch.float32)
+    planned = PackedMatrices(family.open(folder), pack).footprint(plain, torch.float32)
     model: Any = load_packed(folder, pack)
-    kernels = [part.kernel for part in model.network.text.modules() if isinstance(part, Linear)]
+    kernels = [part.kernel for part in model.network.text.modules() if isinstance(part, Matrix)]
     held = sum(parameter.nbytes for parameter in model.network.parameters())
     assert planned.weights == held + sum(kernel.nbytes for kernel in kernels if kernel is not None)
     assert planned.cache_per_token == plain.cache_per_token

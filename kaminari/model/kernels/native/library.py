@@ -44,6 +44,8 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_int8_pack": ((POINTER, COUNT, COUNT, POINTER), None),
     # panels, scales, columns, outputs, whether bfloat16, x, out, rows
     "kaminari_int8_linear": ((POINTER, POINTER, COUNT, COUNT, FLAG, POINTER, POINTER, COUNT), FLAG),
+    # panels, scales, columns, outputs, whether bfloat16, tokens, out, count
+    "kaminari_int8_rows": ((POINTER, POINTER, COUNT, COUNT, FLAG, POINTER, POINTER, COUNT), FLAG),
     # group size, columns, outputs
     "kaminari_int4_bytes": ((COUNT, COUNT, COUNT), COUNT),
     # codes, scales, zeros, group size, columns, outputs, panels

@@ -186,6 +186,26 @@ void pack_int8(const int8_t* codes, int64_t columns, int64_t outputs, int64_t pa
   }
 }
 
+// Writes row `output` of a weight: the inverse of pack_int8, times the scale.
+template <class Number>
+void unpack_int8(const Int8& weight, int64_t output, Number* to) {
+  const uint8_t* from = weight.panels + output / PANEL * weight.panel_bytes() + output % PANEL * 4;
+  const float scale = weight.scales[output];
+  for (int64_t i = 0; i < weight.columns; i++)
+    put(to + i, static_cast<float>(from[i / 4 * LINE + i % 4] - 128) * scale);
+}
+
+// Returns 0, or 1 and writes nothing where a token is no output.
+template <class Number>
+int32_t rows_of(const Int8& weight, int64_t outputs, const int64_t* tokens, Number* out, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    if (tokens[i] < 0 || tokens[i] >= outputs) return 1;
+  parallel(count, 8, [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; i++) unpack_int8(weight, tokens[i], out + i * weight.columns);
+  });
+  return 0;
+}
+
 void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros, const Int4& weight,
                int64_t outputs, int64_t panel, uint8_t* to) {
   const int64_t columns = weight.columns, groups = ceil_div(columns, weight.group_size);
@@ -227,6 +247,14 @@ KAMINARI int32_t kaminari_int4_linear(const uint8_t* panels, int64_t group_size,
   return linear(weight, static_cast<const float*>(x), static_cast<float*>(out), rows, outputs);
 }
 RECORDABLE(kaminari_int4_linear)
+
+// The rows of an int8 weight by their numbers. tokens: [count]; out: [count][columns], bfloat16 where `bfloat`.
+KAMINARI int32_t kaminari_int8_rows(const uint8_t* panels, const float* scales, int64_t columns, int64_t outputs,
+                                    int32_t bfloat, const int64_t* tokens, void* out, int64_t count) {
+  const Int8 weight{panels, scales, columns};
+  if (bfloat) return rows_of(weight, outputs, tokens, static_cast<uint16_t*>(out), count);
+  return rows_of(weight, outputs, tokens, static_cast<float*>(out), count);
+}
 
 KAMINARI int64_t kaminari_int8_bytes(int64_t columns, int64_t outputs) {
   return ceil_div(outputs, PANEL) * Int8{nullptr, nullptr, columns}.panel_bytes();
