@@ -181,14 +181,18 @@ class GatedDeltaState(LayerState):
         self.advance(slots)
         return output
 
-    def advance(self, slots: Sequence[int]) -> None:
-        """Count one token of each slot, which a kernel has run in place on `state` and `tail`."""
+    def advance(self, slots: Sequence[int], tokens: int = 1) -> None:
+        """Count so many tokens of each slot, which a kernel has run in place on `state` and `tail`."""
         for slot in slots:
-            self._lengths[slot] += 1
+            self._lengths[slot] += tokens
+
+    def drafts(self, rows: RowLengths) -> bool:
+        """Whether any row of a step is a draft."""
+        return any(slot in self._drafts for slot in rows.slots)
 
     def all_single(self, rows: RowLengths) -> bool:
         """Whether a step is one token per row, none of them a draft."""
-        return max(rows.q_lens) == 1 and not any(slot in self._drafts for slot in rows.slots)
+        return max(rows.q_lens) == 1 and not self.drafts(rows)
 
     def _require(self, slot: int, length: int) -> None:
         if length != self._lengths[slot] or slot in self._drafts:

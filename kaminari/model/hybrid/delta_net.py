@@ -1,7 +1,7 @@
 """A gated-delta-net layer: projections, short convolution, the recurrence over slots, gated norm.
 
-On a CPU where our own kernels are built, a step of one token per row goes to
-`kaminari.model.kernels.cpu_delta` between its projections; all else, and every other device, runs in torch.
+On a CPU where our own kernels are built, what lies between the projections goes to
+`kaminari.model.kernels.cpu_delta`; drafts, and every other device, run in torch.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class GatedDeltaNet(nn.Module):
     def forward(self, x: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         projected = self.input(x)
-        if state.all_single(batch.host) and cpu_delta.fits(projected, state.state, self.sizes.kernel):
+        if state.drafts(batch.host) or not cpu_delta.fits(projected, state.state, self.sizes.kernel):
+            mixed = self.mix(projected, state, batch)
+        elif max(batch.host.q_lens) == 1:
             mixed = cpu_delta.step(projected, self.weights, state.state, state.tail, batch.slots)
             state.advance(batch.host.slots)
         else:
-            mixed = self.mix(projected, state, batch)
+            mixed = self._mix_natively(projected, state, batch)
         output: Tensor = self.output(mixed)
         return output
 
@@ -63,6 +65,23 @@ class GatedDeltaNet(nn.Module):
         decay = -self.decay_log.float().exp() * F.softplus(decay.float() + self.time_bias.float())
         heads = self._run(mixed, decay, beta, state, batch)
         return self._gated_norm(heads.to(projected.dtype), gate.view(heads.shape)).flatten(1)
+
+    def _mix_natively(self, projected: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
+        """`mix`, in kernels of our own: rows of one token take that of decode steps, as they do alone."""
+        rows = batch.host
+        outputs = []
+        start = 0
+        for place, (slot, length) in enumerate(zip(rows.slots, rows.q_lens, strict=True)):
+            part = projected[start : start + length]
+            if length == 1:
+                index = batch.slots[place : place + 1]
+                output = cpu_delta.step(part, self.weights, state.state, state.tail, index)
+            else:
+                output = cpu_delta.prompt(part, self.weights, state.state, state.tail, slot)
+            outputs.append(output)
+            state.advance((slot,), length)
+            start += length
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _run(
         self, mixed: Tensor, decay: Tensor, beta: Tensor, state: GatedDeltaState, batch: StepBatch

@@ -17,7 +17,7 @@ from kaminari.model.kernels.native.build import native_kernels
 MAX_QUERIES = 8
 """New tokens per row; rows of more are left alone."""
 
-_MAX_PROMPT_HEAD_DIM = 128
+_MAX_PROMPT_HEAD_DIM = 256
 _MAX_GROUP = 128
 _HEAD_STEP = 16
 _MAX_HEAD_DIM = 256

@@ -11,27 +11,18 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "delta.h"
 #include "parallel.h"
 #include "program.h"
-#include "vec.h"
 
 namespace {
 
-constexpr int64_t MOST_DIM = 256;  // of a key or a value
-constexpr int64_t MOST_KERNEL = 8;
 constexpr int64_t BLOCK = 512;  // channels of a piece of work
 
 template <class T>
-struct Step {
-  const T *projected, *convolution, *decay_log, *time_bias, *norm;
-  float* state;
-  T *tail, *out;
+struct Step : Delta<T> {
   const int64_t* slots;
-  int64_t rows, key_heads, heads, key_dim, value_dim, kernel;
-  float eps;
-
-  int64_t channels() const { return 2 * key_heads * key_dim + heads * value_dim; }
-  int64_t width() const { return channels() + heads * value_dim + 2 * heads; }
+  int64_t rows;
 };
 
 // silu of the causal convolution of a block of channels for every row, and their tails moved on by a token.
@@ -40,7 +31,7 @@ void convolve(const Step<T>& step, int64_t first, int64_t end, float* convolved)
   const int64_t kernel = step.kernel, channels = step.channels();
   for (int64_t c = first; c < end; c += LANES) {
     const int64_t n = end - c < LANES ? end - c : LANES;
-    float columns[MOST_KERNEL][LANES] = {};
+    float columns[MOST_DELTA_KERNEL][LANES] = {};
     for (int64_t i = 0; i < n; ++i)
       for (int64_t t = 0; t < kernel; ++t) columns[t][i] = widen(step.convolution[(c + i) * kernel + t]);
     for (int64_t row = 0; row < step.rows; ++row) {
@@ -55,17 +46,6 @@ void convolve(const Step<T>& step, int64_t first, int64_t end, float* convolved)
       store(convolved + row * channels + c, silu(total), n);
     }
   }
-}
-
-// Copies x and scales it by scale / sqrt(sum of squares + 1e-6).
-void normalize(const float* x, int64_t size, float scale, float* out) {
-  Vec squares{};
-  for (int64_t i = 0; i < size; i += LANES) {
-    const Vec each = load(x + i, size - i);
-    squares = fma(each, each, squares);
-  }
-  const Vec factor = all(scale / std::sqrt(sum(squares) + 1e-6f));
-  for (int64_t i = 0; i < size; i += LANES) store(out + i, load(x + i, size - i) * factor);
 }
 
 // WIDTH vectors of columns of one head's state; `n` numbers where it is a part of one vector.
@@ -98,46 +78,30 @@ void advance(float* state, const float* q, const float* k, const float* value, f
 template <class T>
 void run_head(const Step<T>& step, int64_t row, int64_t head, const float* convolved) {
   const int64_t key_dim = step.key_dim, value_dim = step.value_dim, channels = step.channels();
-  const int64_t keys = step.key_heads * key_dim, key_head = head / (step.heads / step.key_heads);
+  const int64_t keys = step.keys(), key_head = step.key_head(head);
   const T* projected = step.projected + row * step.width();
-  const T* gate = projected + channels + head * value_dim;
-  const T* gates = projected + channels + step.heads * value_dim + head;
   convolved += row * channels;
 
-  float q[MOST_DIM + LANES], k[MOST_DIM + LANES];
+  float q[MOST_DELTA_DIM + LANES], k[MOST_DELTA_DIM + LANES];
   normalize(convolved + key_head * key_dim, key_dim, 1.0f / std::sqrt(static_cast<float>(key_dim)), q);
   normalize(convolved + keys + key_head * key_dim, key_dim, 1.0f, k);
   Vec products{};
   for (int64_t i = 0; i < key_dim; i += LANES) products = fma(load(q + i, key_dim - i), load(k + i, key_dim - i), products);
-  const float beta = 1.0f / (1.0f + std::exp(-widen(gates[0])));
-  // log(1 + e^x), which is x itself where float32 would not tell them apart
-  const float x = widen(gates[step.heads]) + widen(step.time_bias[head]);
-  const float softplus = x > 20.0f ? x : std::log1p(std::exp(x));
-  const float decay = std::exp(-std::exp(widen(step.decay_log[head])) * softplus);
+  float beta, decay_log;
+  delta_gates(step, projected, head, &beta, &decay_log);
+  const float decay = std::exp(decay_log);
 
   constexpr int WIDTH = LANES == 16 ? 8 : 4;
   float* state = step.state + (step.slots[row] * step.heads + head) * key_dim * value_dim;
   const float* value = convolved + 2 * keys + head * value_dim;
-  float out[MOST_DIM + LANES];
+  float out[MOST_DELTA_DIM + LANES];
   int64_t d = 0;
   for (; d + WIDTH * LANES <= value_dim; d += WIDTH * LANES)
     advance<WIDTH>(state + d, q, k, value + d, decay, beta, sum(products), key_dim, value_dim, LANES, out + d);
   for (; d < value_dim; d += LANES)
     advance<1>(state + d, q, k, value + d, decay, beta, sum(products), key_dim, value_dim, value_dim - d, out + d);
 
-  Vec squares{};
-  for (d = 0; d < value_dim; d += LANES) {
-    const Vec each = rounded<T>(load(out + d, value_dim - d));
-    store(out + d, each);
-    squares = fma(each, each, squares);
-  }
-  const Vec inverse = all(1.0f / std::sqrt(sum(squares) / static_cast<float>(value_dim) + step.eps));
-  T* to = step.out + (row * step.heads + head) * value_dim;
-  for (d = 0; d < value_dim; d += LANES) {
-    const int64_t n = value_dim - d;
-    const Vec normed = rounded<T>(load(step.norm + d, n) * rounded<T>(load(out + d) * inverse));
-    store(to + d, silu(load(gate + d, n)) * normed, n);
-  }
+  gated_norm(step, projected, head, out, step.out + (row * step.heads + head) * value_dim);
 }
 
 constexpr int32_t DONE = 0, NO_MEMORY = 1, BAD_SLOT = 2;
@@ -175,10 +139,11 @@ KAMINARI int32_t kaminari_delta_step(const void* projected, const void* convolut
                                      float eps, int32_t narrow) {
   const auto with = [&](auto kind) {
     using T = decltype(kind);
-    return run(Step<T>{static_cast<const T*>(projected), static_cast<const T*>(convolution),
-                       static_cast<const T*>(decay_log), static_cast<const T*>(time_bias),
-                       static_cast<const T*>(norm), static_cast<float*>(state), static_cast<T*>(tail),
-                       static_cast<T*>(out), slots, rows, key_heads, heads, key_dim, value_dim, kernel, eps},
+    return run(Step<T>{{static_cast<const T*>(projected), static_cast<const T*>(convolution),
+                        static_cast<const T*>(decay_log), static_cast<const T*>(time_bias),
+                        static_cast<const T*>(norm), static_cast<float*>(state), static_cast<T*>(tail),
+                        static_cast<T*>(out), key_heads, heads, key_dim, value_dim, kernel, eps},
+                       slots, rows},
                slot_count);
   };
   return narrow ? with(bf16{}) : with(float{});

@@ -67,6 +67,9 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     # projected, convolution, decay_log, time_bias, norm, state, tail, out, slots; rows, slots, key_heads,
     # heads, key_dim, value_dim, kernel; eps, whether bfloat16
     "kaminari_delta_step": ((*(POINTER,) * 9, *(COUNT,) * 7, NUMBER, FLAG), FLAG),
+    # projected, convolution, decay_log, time_bias, norm, state, tail, out; slot, tokens, key_heads, heads,
+    # key_dim, value_dim, kernel; eps, whether bfloat16
+    "kaminari_delta_prompt": ((*(POINTER,) * 8, *(COUNT,) * 7, NUMBER, FLAG), None),
 }
 
 

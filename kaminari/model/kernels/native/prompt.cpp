@@ -5,28 +5,20 @@
 // to float32 once, its keys lie side by side across the lanes of a vector, and scores never leave the cache. Where
 // blocks begin depends on nothing but the row, so a token's result is the same bits however a prompt is cut and
 // whatever the threads are. Scores, weights and sums are float32. Nothing past the row's length is read.
+#include <type_traits>
+
 #include "export.h"
 #include "parallel.h"
-#include "vec.h"
+#include "prompt.h"
 
 namespace {
 
 constexpr int64_t BLOCK = 64;  // keys
-constexpr int64_t MOST_DIM = 128;
+constexpr int64_t MOST_DIM = 256;
+constexpr int64_t WIDEST_IN_FLOAT = 128;  // of heads over bfloat16, where there is `prompt_bfloat.cpp`
 constexpr int64_t QUERIES = 128;  // query heads of tokens that share a widened block
 constexpr int64_t TILE = LANES == 16 ? 4 : 2;  // queries whose sums stay in registers
 constexpr int64_t VECS = BLOCK / LANES;
-constexpr float NOTHING = -__builtin_inff();
-
-template <class T>
-struct Call {
-  const T *q, *keys, *values;
-  T* out;
-  int64_t q_stride, head_stride;  // from token to token of q; from head to head of keys and values
-  int64_t tokens, heads, kv_heads, length, dim;
-  float scale;
-};
-
 struct Work {
   alignas(64) float q[QUERIES * MOST_DIM], sums[QUERIES * MOST_DIM];
   alignas(64) float keys[MOST_DIM * BLOCK], values[BLOCK * MOST_DIM];  // keys [dim, BLOCK]
@@ -79,28 +71,9 @@ void weigh(const float* weights, const float* values, const float* shrink, int64
     for (int w = 0; w < WIDTH; ++w) store(sums + j * dim + w * LANES, added[j][w]);
 }
 
-// Turns one query's scores into weights beside the largest score so far; returns what older sums shrink by. A score
-// that is no number is never the largest, and its weight, hence the sum, is none either.
-float soften(float* scores, int64_t seen, float* top, float* total) {
-  for (int64_t i = seen < 0 ? 0 : seen; i < BLOCK; ++i) scores[i] = NOTHING;
-  Vec largest_yet = all(*top);
-  for (int i = 0; i < VECS; ++i) largest_yet = larger(load(scores + i * LANES), largest_yet);
-  const float now = largest(largest_yet);
-  const float shrink = *top == now ? 1.0f : exp(all(*top - now))[0];
-  Vec added{};
-  for (int i = 0; i < VECS; ++i) {
-    const Vec weight = exp(load(scores + i * LANES) - now);
-    store(scores + i * LANES, weight);
-    added += weight;
-  }
-  *total = *total * shrink + sum(added);
-  *top = now;
-  return shrink;
-}
-
 // Some tokens, from `first` on, of one key-value head.
 template <class T>
-void attend(const Call<T>& call, int64_t kv_head, int64_t first, int64_t tokens, Work& work) {
+void attend(const PromptCall<T>& call, int64_t kv_head, int64_t first, int64_t tokens, Work& work) {
   const int64_t dim = call.dim, group = call.heads / call.kv_heads, queries = tokens * group;
   const int64_t tiled = (queries + TILE - 1) / TILE * TILE;
   const int64_t old = call.length - call.tokens;  // keys that every token reads
@@ -128,7 +101,7 @@ void attend(const Call<T>& call, int64_t kv_head, int64_t first, int64_t tokens,
           for (int64_t i = 0; i < BLOCK; ++i) scores[j * BLOCK + i] = 0;
           shrink[j] = 1;
         } else {
-          shrink[j] = soften(scores + j * BLOCK, seen < BLOCK ? seen : BLOCK, work.top + tile + j,
+          shrink[j] = soften<BLOCK>(scores + j * BLOCK, seen < BLOCK ? seen : BLOCK, work.top + tile + j,
                              work.total + tile + j);
         }
       }
@@ -147,7 +120,7 @@ void attend(const Call<T>& call, int64_t kv_head, int64_t first, int64_t tokens,
 }
 
 template <class T>
-void run(const Call<T>& call) {
+void run(const PromptCall<T>& call) {
   const int64_t group = call.heads / call.kv_heads, each = QUERIES / group;
   const int64_t pieces = (call.tokens + each - 1) / each;
   parallel(call.kv_heads * pieces, 1, [&](int64_t begin, int64_t end) {
@@ -164,15 +137,20 @@ void run(const Call<T>& call) {
 
 // q [tokens, heads, dim] with a stride from token to token; keys and values [kv_heads, length, dim], written
 // already, with a stride from head to head; out [tokens, heads, dim]; strides in elements. All bfloat16 where
-// `narrow` is set, else float32. dim is a multiple of 16 up to 128, and at most 128 heads read one of keys.
+// `narrow` is set, else float32. dim is a multiple of 16 up to 256, and at most 128 heads read one of keys.
 KAMINARI void kaminari_attend_prompt(const void* q, const void* keys, const void* values, void* out,
                                      int64_t q_stride, int64_t head_stride, int64_t tokens, int64_t heads,
                                      int64_t kv_heads, int64_t length, int64_t dim, float scale,
                                      int32_t narrow) {
   const auto with = [&](auto kind) {
     using T = decltype(kind);
-    run(Call<T>{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),
-                static_cast<T*>(out), q_stride, head_stride, tokens, heads, kv_heads, length, dim, scale});
+    const PromptCall<T> call{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),
+                             static_cast<T*>(out), q_stride, head_stride, tokens, heads, kv_heads, length, dim, scale};
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, bf16>)
+      if (dim > WIDEST_IN_FLOAT) return attend_prompt_in_bfloat(call);
+#endif
+    run(call);
   };
   narrow ? with(bf16{}) : with(float{});
 }
