@@ -12,6 +12,7 @@ from kaminari.config.quantization import (
 )
 from kaminari.config.settings import (
     BudgetSettings,
+    CompileChoice,
     DeviceChoice,
     DtypeChoice,
     EngineSettings,
@@ -28,6 +29,7 @@ from kaminari.config.source import Demo, Folder, Hub, ModelSource, parse_source
 
 __all__ = [
     "BudgetSettings",
+    "CompileChoice",
     "ConfigError",
     "Demo",
     "DeviceChoice",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -22,3 +23,19 @@ def cache_folder() -> Path:
         return named / "kaminari"
     caches = Path("Library", "Caches") if sys.platform == "darwin" else Path(".cache")
     return Path.home() / caches / "kaminari"
+
+
+class FolderError(Exception):
+    """Why a folder will not do; the message is one line."""
+
+
+def owned(folder: Path) -> Path:
+    """Make the folder, and raise `FolderError` unless it is this user's and nobody else can write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise FolderError(f"no cache folder {folder}: {error.strerror}") from error
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise FolderError(f"the cache folder {folder} is open to other users")
+    return folder

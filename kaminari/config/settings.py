@@ -64,6 +64,14 @@ class KernelChoice(StrEnum):
     ATEN = "aten"
 
 
+class CompileChoice(StrEnum):
+    """auto: as measurements say, which is off wherever there are any."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 class PictureMode(StrEnum):
     """native: the reference's own smart resize; letterbox: onto the aspect-closest grid of the budget."""
 
@@ -109,6 +117,11 @@ class ModelSettings(Group):
     kernels: KernelChoice = Field(
         default=KernelChoice.AUTO,
         description="kernels on a CPU; auto: our own, built once if there is a C++ compiler; aten: torch's",
+    )
+    compile: CompileChoice = Field(
+        default=CompileChoice.AUTO,
+        description="whether torch.compile makes the decode steps of plain weights; auto: off: on a CPU our "
+        "own kernels are faster and on cuda nothing was measured yet",
     )
     served_name: Name | None = Field(
         default=None,

@@ -10,6 +10,7 @@ import torch
 
 import kaminari
 from kaminari.config import (
+    CompileChoice,
     Demo,
     Folder,
     KernelChoice,
@@ -26,7 +27,14 @@ from kaminari.engine.frontend import Frontend, PictureRules
 from kaminari.engine.info import EngineInfo
 from kaminari.engine.logit_table import logit_table_bytes
 from kaminari.engine.memory import available_memory
-from kaminari.engine.placement import Dtypes, cpu_threads, prefill_chunk, resolve_device, resolve_dtypes
+from kaminari.engine.placement import (
+    Dtypes,
+    PlacementError,
+    cpu_threads,
+    prefill_chunk,
+    resolve_device,
+    resolve_dtypes,
+)
 from kaminari.engine.sampling_table import SAMPLING_TABLE_BYTES
 from kaminari.model.family import (
     CheckpointError,
@@ -119,6 +127,8 @@ def plan_model(settings: Settings) -> ModelPlan:
     own = footprint = family.footprint(folder, dtypes.decoder, dtypes.vision)
     pack = None
     if settings.model.pack_folder is not None:
+        if settings.model.compile is CompileChoice.ON:
+            raise PlacementError("model.compile takes plain weights alone; set model.quantization to none")
         checkpoint = family.open(folder)
         pack = find_pack(settings.model, checkpoint, family.name)
         packed = PackedMatrices(checkpoint, pack)
@@ -150,7 +160,8 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
     frontend = Frontend(
         plan.folder, plan.prompt_format, picture_rules(settings.pictures), plan.capacity.context
     )
-    options = LoadOptions(plan.device, plan.dtypes.decoder, plan.dtypes.vision, progress, plan.pack)
+    compiled = settings.model.compile is CompileChoice.ON
+    options = LoadOptions(plan.device, plan.dtypes.decoder, plan.dtypes.vision, progress, plan.pack, compiled)
     allow_native(settings.model.kernels is KernelChoice.AUTO)
     model = plan.family.load(plan.folder, options)
     info = EngineInfo(

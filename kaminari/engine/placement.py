@@ -16,7 +16,7 @@ SHARED_FROM = 64 * 2**20
 
 
 class PlacementError(Exception):
-    """A device that was asked for and is not there; the message is one line."""
+    """A device that was asked for and is not there, or what it cannot do; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,8 @@ class VisionLanguageModel(ABC):
 class LoadOptions:
     """device, dtype of the decoder, dtype of the vision tower, and a callback (bytes done, bytes in all).
 
-    pack:  holds the decoder's projections, which are then not read from the checkpoint
+    pack:      holds the decoder's projections, which are then not read from the checkpoint
+    compiled:  the decoder's layers run compiled in small steps; not with a pack
     """
 
     device: torch.device
@@ -141,6 +142,7 @@ class LoadOptions:
     vision_dtype: torch.dtype
     progress: Callable[[int, int], None] | None = None
     pack: Pack | None = None
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class TableKernel(LinearKernel, Protocol):
 class Matrix(nn.Module):
     """A weight [out_features, in_features], which starts unset.
 
-    kernel:  multiplies instead of torch where it is set
+    kernel:  multiplies instead of torch where it is set, save in what is compiled
     """
 
     weight: nn.Parameter
@@ -54,7 +54,9 @@ class Matrix(nn.Module):
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> x @ weight.T [rows, out_features]"""
-        return F.linear(x, self.weight) if self.kernel is None else self.kernel.multiply(x)
+        if self.kernel is None or torch.compiler.is_compiling():
+            return F.linear(x, self.weight)
+        return self.kernel.multiply(x)
 
     def release_weight(self) -> None:
         """Let go of the weight, for good: from now on there must be a kernel."""

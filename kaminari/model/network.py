@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from kaminari.model.compiled_layers import compile_layers
 from kaminari.model.family import LoadOptions
 from kaminari.model.kernels.linears import linear_kernel
 from kaminari.model.layers import Embedding
@@ -35,6 +36,8 @@ def load_network(
     _give_kernels(text, options)
     if packed is not None:
         packed.fill(options.device, options.dtype, lambda done: report(plain + done, total))
+    if options.compiled:
+        compile_layers(text)
 
 
 def _give_kernels(text: nn.Module, options: LoadOptions) -> None:

@@ -18,6 +18,7 @@ OTHER = {
     "model.quantization": "int4",
     "model.device": "cpu",
     "model.kernels": "aten",
+    "model.compile": "on",
     "model.served_name": "mine",
     "model.aliases": '["gpt-4o", "other"]',
     "engine.slots": "3",

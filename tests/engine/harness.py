@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kaminari.config import DtypeChoice, EngineSettings, Folder, ModelSettings, Settings
+from kaminari.config import CompileChoice, DtypeChoice, EngineSettings, Folder, ModelSettings, Settings
 from kaminari.engine.answer import Answer, AnswerBuilder
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.events import Event
@@ -32,12 +32,15 @@ from kaminari.model.picture import Picture
 DEPTH = 1
 """How deep the pipeline of an engine with these `settings` is; the fixture `depth` sets it."""
 
+COMPILE = CompileChoice.AUTO
+"""Whether an engine with these `settings` compiles its decode steps."""
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
 def settings(folder: Path, *, slots: int = 4, context: int = 512, chunk: int = 64) -> Settings:
     return Settings(
-        model=ModelSettings(source=Folder(folder), dtype=DtypeChoice.FLOAT32),
+        model=ModelSettings(source=Folder(folder), dtype=DtypeChoice.FLOAT32, compile=COMPILE),
         engine=EngineSettings(
             slots=slots, context=context, prefill_chunk=chunk, threads=1, pipeline_depth=DEPTH
         ),

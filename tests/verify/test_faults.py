@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kaminari.engine.prompt import PreparedPrompt
+from kaminari.model.qwen3_vl.text import DecoderLayer
 from kaminari.verify.comparing import StageDifference
 from kaminari.verify.replay import Mode, Replayer
 from kaminari.verify.verifying import Report
@@ -28,11 +29,13 @@ def swapped_residual(network: Any) -> None:
     """The MLP is added to what entered the layer instead of to what attention left."""
     layer = network.text.layers[1]
 
-    def forward(hidden: Tensor, *rest: Any) -> Tensor:
-        middle = hidden + layer.attention(layer.attention_norm(hidden), *rest)
+    def run(part: Callable[..., Any], hidden: Tensor, *others: Tensor) -> Any:
+        if part is not DecoderLayer.leave:
+            return part(layer, hidden, *others)
+        middle = hidden + layer.attention.output(others[0].view(hidden.shape[0], -1))
         return hidden + layer.mlp(layer.mlp_norm(middle))
 
-    layer.forward = forward
+    layer.run = run
 
 
 def wrong_epsilon(network: Any) -> None:

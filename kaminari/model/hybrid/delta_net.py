@@ -41,25 +41,22 @@ class GatedDeltaNet(nn.Module):
         self.norm = _unset(self.sizes.value_dim)
         self.output = Linear(values, sizes.hidden)
 
-    def forward(self, x: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        projected = self.input(x)
+    def recur(self, projected: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
+        """What lies between the projections: [T, rows of `input`] -> [T, heads * value_dim]."""
         if state.drafts(batch.host) or not cpu_delta.fits(projected, state.state, self.sizes.kernel):
-            mixed = self.mix(projected, state, batch)
-        elif max(batch.host.q_lens) == 1:
-            mixed = cpu_delta.step(projected, self.weights, state.state, state.tail, batch.slots)
-            state.advance(batch.host.slots)
-        else:
-            mixed = self._mix_natively(projected, state, batch)
-        output: Tensor = self.output(mixed)
-        return output
+            return self.mix(projected, state, batch)
+        if max(batch.host.q_lens) > 1:
+            return self._mix_natively(projected, state, batch)
+        mixed = cpu_delta.step(projected, self.weights, state.state, state.tail, batch.slots)
+        state.advance(batch.host.slots)
+        return mixed
 
     @property
     def weights(self) -> DeltaWeights:
         return DeltaWeights(self.convolution, self.decay_log, self.time_bias, self.norm, self.norm_eps)
 
     def mix(self, projected: Tensor, state: GatedDeltaState, batch: StepBatch) -> Tensor:
-        """What lies between the projections, in torch: [T, rows of `input`] -> [T, heads * value_dim]."""
+        """`recur` in torch's own operators."""
         mixed, gate, beta, decay = torch.split(projected, self.parts, dim=-1)
         beta = beta.float().sigmoid()
         decay = -self.decay_log.float().exp() * F.softplus(decay.float() + self.time_bias.float())

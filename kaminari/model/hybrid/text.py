@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kaminari.model.attention import attend
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, LayerState, SlotCache
+from kaminari.model.compiled_layers import PartedLayer
 from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.delta_net import GatedDeltaNet
@@ -39,20 +40,15 @@ class GatedAttention(nn.Module):
         self.k_norm = ZeroCentredRMSNorm(sizes.head_dim, sizes.norm_eps)
         self.output = Linear(sizes.heads * sizes.head_dim, sizes.hidden)
 
-    def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        tokens = x.shape[0]
-        heads = self.qkv(x).view(tokens, -1, self.head_dim)
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[T, hidden] -> q and gates [T, heads, head_dim], k and v [T, kv_heads, head_dim]; q, k turned."""
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         queries, k, v = heads.split_with_sizes((2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, gates = queries[:, 0::2], queries[:, 1::2]
-        q = self.q_norm.turned(q, *rotation)
-        k = self.k_norm.turned(k, *rotation)
-        attended = gate(attend(q, k, v, layer, batch), gates)
-        output: Tensor = self.output(attended.view(tokens, -1))
-        return output
+        return self.q_norm.turned(q, cos, sin), gates, self.k_norm.turned(k, cos, sin), v
 
 
-class HybridLayer(nn.Module):
+class HybridLayer(PartedLayer):
     """A mixer of either kind and SwiGLU, each behind a norm and added to its input."""
 
     def __init__(self, sizes: HybridSizes, attends: bool) -> None:
@@ -64,12 +60,32 @@ class HybridLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, state: LayerState, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        normed = self.mixer_norm(hidden)
         if isinstance(self.mixer, GatedAttention):
-            mixed = self.mixer(normed, rotation, cast(AttentionKV, state), batch)
-        else:
-            mixed = self.mixer(normed, cast(GatedDeltaState, state), batch)
-        hidden, normed = self.mlp_norm.behind(hidden, mixed)
+            q, gates, k, v = self.run(HybridLayer.enter_attention, hidden, *rotation)
+            attended = attend(q, k, v, cast(AttentionKV, state), batch)
+            return self.run(HybridLayer.leave_attention, hidden, attended, gates)
+        projected = self.run(HybridLayer.enter_delta, hidden)
+        mixed = self.mixer.recur(projected, cast(GatedDeltaState, state), batch)
+        return self.run(HybridLayer.leave_delta, hidden, mixed)
+
+    def enter_attention(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[T, hidden] -> q, gates, k and v as `GatedAttention.project` has them."""
+        return cast(GatedAttention, self.mixer).project(self.mixer_norm(hidden), cos, sin)
+
+    def leave_attention(self, hidden: Tensor, attended: Tensor, gates: Tensor) -> Tensor:
+        """The layer's input [T, hidden], answers and gates [T, heads, head_dim] -> [T, hidden]."""
+        return self.leave_delta(hidden, gate(attended, gates).view(hidden.shape[0], -1))
+
+    def enter_delta(self, hidden: Tensor) -> Tensor:
+        """[T, hidden] -> [T, rows of `GatedDeltaNet.input`]."""
+        projected: Tensor = cast(GatedDeltaNet, self.mixer).input(self.mixer_norm(hidden))
+        return projected
+
+    def leave_delta(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's input [T, hidden] and the mixer's answer before its last linear -> [T, hidden]."""
+        hidden, normed = self.mlp_norm.behind(hidden, self.mixer.output(mixed))
         return add(hidden, self.mlp(normed))
 
 

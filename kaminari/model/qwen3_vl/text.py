@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kaminari.model.attention import attend
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, SlotCache
+from kaminari.model.compiled_layers import PartedLayer
 from kaminari.model.layers import Embedding, RMSNorm, SwiGLU
 from kaminari.model.linear import Linear
 from kaminari.model.operators import add
@@ -33,18 +34,14 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(sizes.head_dim, sizes.norm_eps)
         self.output = Linear(sizes.heads * sizes.head_dim, sizes.hidden)
 
-    def forward(self, x: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        tokens = x.shape[0]
-        heads = self.qkv(x).view(tokens, -1, self.head_dim)
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, hidden] -> q [T, heads, head_dim], k and v [T, kv_heads, head_dim], q and k turned."""
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q = self.q_norm.turned(q, *rotation)
-        k = self.k_norm.turned(k, *rotation)
-        output: Tensor = self.output(attend(q, k, v, layer, batch).view(tokens, -1))
-        return output
+        return self.q_norm.turned(q, cos, sin), self.k_norm.turned(k, cos, sin), v
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(PartedLayer):
     """Attention and SwiGLU, each behind a norm and added to its input."""
 
     def __init__(self, sizes: TextSizes) -> None:
@@ -56,7 +53,16 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        mixed = self.attention(self.attention_norm(hidden), rotation, layer, batch)
+        q, k, v = self.run(DecoderLayer.enter, hidden, *rotation)
+        return self.run(DecoderLayer.leave, hidden, attend(q, k, v, layer, batch))
+
+    def enter(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, hidden] -> q, k and v as `Attention.project` has them."""
+        return self.attention.project(self.attention_norm(hidden), cos, sin)
+
+    def leave(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The layer's input [T, hidden] and its heads' answers [T, heads, head_dim] -> [T, hidden]."""
+        mixed = self.attention.output(attended.view(hidden.shape[0], -1))
         hidden, normed = self.mlp_norm.behind(hidden, mixed)
         return add(hidden, self.mlp(normed))
 

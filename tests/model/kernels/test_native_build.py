@@ -27,7 +27,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """A cache folder of the test's own, and no library remembered; sources that build in no time."""
     sources = tmp_path / "sources"
     sources.mkdir()
-    for name in ("pool.cpp", "parallel.h", "export.h"):
+    for name in ("pool.cpp", "parallel.h", "team.h", "export.h"):
         shutil.copyfile(build.SOURCES / name, sources / name)
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -13,10 +13,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -27,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from kaminari.config.folders import cache_folder
+from kaminari.config.folders import FolderError, cache_folder, owned
 from kaminari.model.kernels.native.library import declare
 
 log = logging.getLogger("kaminari.kernels")
@@ -172,18 +170,6 @@ def _compiler() -> str:
     raise BuildError("no C++ compiler")
 
 
-def _owned(folder: Path) -> Path:
-    """Make the folder, and raise `BuildError` unless it is this user's and nobody else can write there."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise BuildError(f"no cache folder {folder}: {error.strerror}") from error
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BuildError(f"the cache folder {folder} is open to other users")
-    return folder
-
-
 def _target(level: str) -> Path:
     """The library's file, named after all that it depends on."""
     compiler = _compiler()
@@ -195,4 +181,8 @@ def _target(level: str) -> Path:
     for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     digest.update(repr((FLAGS, LEVELS[level], version, torch.__version__, platform.machine())).encode())
-    return _owned(cache_folder() / "kernels") / f"{level}-{digest.hexdigest()[:24]}.so"
+    try:
+        folder = owned(cache_folder() / "kernels")
+    except FolderError as error:
+        raise BuildError(str(error)) from error
+    return folder / f"{level}-{digest.hexdigest()[:24]}.so"

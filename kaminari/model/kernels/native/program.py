@@ -170,6 +170,12 @@ class Recording:
         return Program(library, self._calls, self._memory)
 
 
+def refuse(what: str) -> None:
+    """Raise `Unrecordable` where this thread records: `what` is about to run, and no program can hold it."""
+    if _thread.recording is not None:
+        raise Unrecordable(what)
+
+
 class _Guard(TorchDispatchMode):
     """Lets torch make views and memory, which comes from `memory`, and nothing else."""
 

@@ -255,6 +255,7 @@ KAMINARI int32_t kaminari_int8_rows(const uint8_t* panels, const float* scales, 
   if (bfloat) return rows_of(weight, outputs, tokens, static_cast<uint16_t*>(out), count);
   return rows_of(weight, outputs, tokens, static_cast<float*>(out), count);
 }
+RECORDABLE(kaminari_int8_rows)
 
 KAMINARI int64_t kaminari_int8_bytes(int64_t columns, int64_t outputs) {
   return ceil_div(outputs, PANEL) * Int8{nullptr, nullptr, columns}.panel_bytes();
