@@ -49,15 +49,16 @@ def main(argv: Sequence[str]) -> int:
     options = {name: value for name, value in vars(args).items() if name not in ("folder", "json")}
     results: Results = {"machine": describe_machine(), "options": options}
     with torch.inference_mode():
-        ours = Ours(args.folder, dtype, max([*args.prefill, DECODE_PROMPT]) + 64, args.chunk)
+        longest = max([*args.prefill, args.components or 1, DECODE_PROMPT])
+        ours = Ours(args.folder, dtype, longest + 64, args.chunk)
         theirs = Theirs(args.folder, dtype)
         for side in (ours, theirs):
             side.prefill(random_prompt(64))
         sections: dict[str, Callable[[], Results]] = {
-            "scan": lambda: measure_scan(ours.model._sizes, console),
+            "scan": lambda: measure_scan(ours, console),
             "decode": lambda: measure_decode(ours, theirs, console),
             "picture": lambda: measure_picture(ours, theirs, args.folder, console),
-            "components": lambda: measure_components(ours, theirs, args.components, console),
+            "components": lambda: measure_components(ours, theirs, args.components, args.folder, console),
             "prefill": lambda: measure_prefill(
                 ours, theirs, args.prefill, args.rounds, args.as_shipped, console
             ),
@@ -98,7 +99,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prefill", type=int, nargs="+", default=[], metavar="TOKENS", help="tiers")
     parser.add_argument("--rounds", type=int, default=3, help="of the shortest tier; the others run once")
     parser.add_argument("--as-shipped", action="store_true", help="the shortest tier with every logit too")
-    parser.add_argument("--components", type=int, metavar="TOKENS", help="where a prefill's time goes")
+    parser.add_argument(
+        "--components", type=int, metavar="TOKENS", help="where the time of a picture and a prefill goes"
+    )
     for section in ("scan", "decode", "picture"):
         parser.add_argument(f"--{section}", action="store_true")
     parser.add_argument(

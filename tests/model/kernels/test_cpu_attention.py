@@ -153,7 +153,7 @@ def in_float64(
     unit = 2.0**-24
     in_score = (queries.abs() @ keys.abs().transpose(1, 2) * scale).amax(-1, keepdim=True)
     in_score = in_score * (head_dim + 3) * unit + scores.masked_fill(later, 0).abs().amax(-1, True) * unit
-    error = 2 * in_score + (2 * kv_len + 16) * unit + narrow_weights * 2.0**-9
+    error = 2 * in_score + (2 * kv_len + 16) * unit + narrow_weights * 2.0**-8
     bound = (weights @ values.abs()) * error
     half_last_bit = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}[q.dtype]
     bound = bound + (wanted.abs() + bound) * half_last_bit
