@@ -51,9 +51,11 @@ class Decoder(ABC):
 class OwnDecoder(Decoder):
     name = OURS
 
-    def __init__(self, bench: Bench, prompt: PreparedPrompt, rows: int, context: int) -> None:
+    def __init__(
+        self, bench: Bench, prompt: PreparedPrompt, rows: int, context: int, *, captured: bool = True
+    ) -> None:
         chunk = bench.subject.loaded.info.prefill_chunk
-        self._session = Session(bench.subject.loaded, rows, context, chunk)
+        self._session = Session(bench.subject.loaded, rows, context, chunk, captured=captured)
         self._prompt = prompt
 
     def open(self, rows: int) -> None:
@@ -157,11 +159,14 @@ def measure_context(bench: Bench, context: int, batches: list[int]) -> None:
             row.samples.append(seconds)
 
 
-def decoders(bench: Bench, context: int, rows: int) -> list[Decoder]:
-    """Every entrant, none of them opened."""
+def decoders(bench: Bench, context: int, rows: int, *, captured: bool = True) -> list[Decoder]:
+    """Every entrant, none of them opened.
+
+    captured:  as in `Session`, for our own
+    """
     length = context - prompt_room(context, steps_of(bench.options))
     prompt = random_prompt(bench.subject.loaded, length)
-    entrants: list[Decoder] = [OwnDecoder(bench, prompt, rows, context)]
+    entrants: list[Decoder] = [OwnDecoder(bench, prompt, rows, context, captured=captured)]
     reference = bench.reference
     if reference is not None:
         filled = Filled(reference, prompt)

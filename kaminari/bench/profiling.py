@@ -1,9 +1,9 @@
 """Where a decode step's time goes, by component, as `torch.profiler` sees it.
 
-An operator belongs to the innermost named range that it runs in, and so, on a CPU, does what a component
-does outside of operators: our own kernels, and the Python around them. What runs outside the model is
-sampling; what is left of an ordinary step's median is the host's. Everything is a little slower while it is
-watched, so the host's part is a little too small.
+The steps run uncaptured: a captured one is a single call. An operator belongs to the innermost named range
+that it runs in, and so, on a CPU, does what a component does outside of operators: our own kernels, and the
+Python around them. What runs outside the model is sampling; what is left of an ordinary step's median is the
+host's. Everything is a little slower while it is watched, so the host's part is a little too small.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def profile_decode(bench: Bench, batch: int, context: int) -> None:
     subject, recorder = bench.subject, bench.recorder
     # the first token is the prompt's
     tokens = 1 + WARM_STEPS + 1 + PROFILED_STEPS + PLAIN_STEPS
-    session = Session(subject.loaded, batch, context, subject.loaded.info.prefill_chunk)
+    session = Session(subject.loaded, batch, context, subject.loaded.info.prefill_chunk, captured=False)
     session.prefill(random_prompt(subject.loaded, context - tokens), batch)
     session.steps(WARM_STEPS)
     plain = statistics.median(session.steps(PLAIN_STEPS))

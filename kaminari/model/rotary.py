@@ -33,15 +33,36 @@ class InterleavedRotary(nn.Module):
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
         self.scaling = scaling
+        self._tables: list[tuple[Tensor, Tensor]] = []
+
+    def tabulate(self, length: int, dtype: torch.dtype) -> None:
+        """Keep the cosines and sines of positions below `length`, where our own kernels look them up.
+
+        A decode step then asks torch for none. The numbers are those of `forward` without tables. Tables are
+        never let go of, since recorded steps may read them.
+        """
+        positions = torch.arange(length, device=self.inv_freq.device)
+        if cpu_rows.indexes(positions) and not self._tabulated(length, dtype):
+            self._tables.append(self._turns(positions[:, None].float() * self.inv_freq, dtype))
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each [T, 1, head_dim], of positions [3, T]."""
-        if cpu_rows.indexes(positions):
-            return cpu_rows.angles(positions, self.axes, self.inv_freq, self.scaling, dtype)
-        angles = positions[self.axes].t().float() * self.inv_freq
-        cos = (angles.cos() * self.scaling).to(dtype)
-        sin = (angles.sin() * self.scaling).to(dtype)
+        if self._tabulated(0, dtype) and cpu_rows.indexes(positions):
+            found = cpu_rows.turns(positions, self.axes, *self._tables[-1])
+            if found is not None:
+                return found
+        cos, sin = self._turns(positions[self.axes].t().float() * self.inv_freq, dtype)
         return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((sin, sin), dim=-1)[:, None]
+
+    def _tabulated(self, length: int, dtype: torch.dtype) -> bool:
+        if not self._tables:
+            return False
+        cosines, _ = self._tables[-1]
+        return cosines.dtype == dtype and cosines.shape[0] >= length
+
+    def _turns(self, angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of angles."""
+        return (angles.cos() * self.scaling).to(dtype), (angles.sin() * self.scaling).to(dtype)
 
 
 def rotate_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -59,7 +59,9 @@ class Rows:
     def begin(self, job: int, slot: int, length: int) -> None:
         chance = np.random.default_rng(job)
         ids = tuple(int(token) for token in chance.integers(0, VOCAB, length))
-        self.runner.add(job, PreparedPrompt(ids, np.tile(np.arange(length), (3, 1)), -job), GREEDY, 0, [None])
+        # as behind a picture, positions lag behind the count of tokens
+        prompt = PreparedPrompt(ids, np.tile(np.arange(length), (3, 1)), -min(job, length))
+        self.runner.add(job, prompt, GREEDY, 0, [None])
         undrawn = self.runner.prefill(PrefillChunk(job, (slot,), 0, length, last=True))
         assert undrawn is not None
         self.runner.draw(undrawn, undrawn.rows)

@@ -43,6 +43,7 @@ class HybridModel(VisionLanguageModel):
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
         """Allocate every layer's state. Raises ValueError below 1 slot of 1 token."""
         sizes, delta = self._sizes, self._sizes.delta
+        self.network.text.rotary.tabulate(capacity, self.dtype)
 
         def layer(attends: bool) -> LayerState:
             if attends:

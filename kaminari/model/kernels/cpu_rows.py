@@ -1,8 +1,8 @@
 """The plain operators of a decode step on a CPU: the C++ of `native/rows.cpp`, for torch tensors.
 
-They do what torch's own do, with its roundings; angles differ from torch's by the last bit of a cosine. They
-are here so that a step is made of native calls alone and can be recorded. A row's result is the same bits
-whatever the other rows are. This module never chooses where it is used.
+They do what torch's own do, with its roundings, so that a step is made of native calls alone and can be
+recorded. A row's result is the same bits whatever the other rows are. This module never chooses where it is
+used.
 """
 
 from __future__ import annotations
@@ -92,40 +92,40 @@ def gate(x: Tensor, gates: Tensor) -> Tensor:
     return output
 
 
-def angles(
-    positions: Tensor, axes: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions, each [T, 1, 2 * N] with both halves alike.
+def turns(positions: Tensor, axes: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What positions turn by: cosines and sines, each [T, 1, 2 * N] with both halves alike.
 
-    positions:    [axes, T] int64
-    axes:         [N] int64, the axis whose position each frequency turns; below 3
-    frequencies:  [N] float32
-
-    Angles are float32.
+    positions:       [3, T] int64
+    axes:            [N] int64, the axis whose position each frequency turns; below 3
+    cosines, sines:  tables [length, N] of one dtype, contiguous
+    returns:         None where the tables do not hold a position
     """
-    count = frequencies.shape[0]
-    if not indexes(positions) or positions.dim() != 2 or positions.shape[0] != 3 or dtype not in _DTYPES:
-        raise ValueError(f"no kernel for {positions.dtype} {tuple(positions.shape)} to {dtype}")
-    if axes.shape != (count,) or axes.dtype != torch.int64 or frequencies.dtype != torch.float32:
-        raise ValueError(f"axes {axes.dtype} {tuple(axes.shape)} do not fit {count} {frequencies.dtype}")
-    if not (axes.is_contiguous() and frequencies.is_contiguous() and axes.is_cpu and frequencies.is_cpu):
-        raise ValueError("axes and frequencies lie one behind the other")
+    length, count = cosines.shape
+    if not indexes(positions) or positions.dim() != 2 or positions.shape[0] != 3:
+        raise ValueError(f"no kernel for {positions.dtype} {tuple(positions.shape)} on {positions.device}")
+    if not fits(cosines) or sines.dtype != cosines.dtype or not sines.is_cpu:
+        raise ValueError(f"no kernel for tables of {cosines.dtype} and {sines.dtype}")
+    if axes.shape != (count,) or axes.dtype != torch.int64 or sines.shape != cosines.shape:
+        raise ValueError(f"axes {tuple(axes.shape)} and tables {tuple(sines.shape)} do not fit together")
+    if not (axes.is_contiguous() and axes.is_cpu and cosines.is_contiguous() and sines.is_contiguous()):
+        raise ValueError("axes and tables lie one behind the other")
     tokens = positions.shape[1]
-    cos, sin = (positions.new_empty((tokens, 1, 2 * count), dtype=dtype) for _ in range(2))
-    _need().kaminari_angles(
+    cos, sin = (cosines.new_empty((tokens, 1, 2 * count)) for _ in range(2))
+    failure = _need().kaminari_turns(
         positions.data_ptr(),
         positions.stride(0),
         positions.stride(1),
         axes.data_ptr(),
-        frequencies.data_ptr(),
-        scaling,
+        cosines.data_ptr(),
+        sines.data_ptr(),
+        length,
         cos.data_ptr(),
         sin.data_ptr(),
         tokens,
         count,
-        dtype == torch.bfloat16,
+        cosines.dtype == torch.bfloat16,
     )
-    return cos, sin
+    return None if failure else (cos, sin)
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:

@@ -27,6 +27,7 @@ class Qwen3VL(VisionLanguageModel):
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
         """Allocate keys and values of every layer. Raises ValueError below 1 slot of 1 token."""
         sizes = self._sizes
+        self.network.text.rotary.tabulate(capacity, self.dtype)
         layers = [
             AttentionKV(slots, sizes.kv_heads, capacity, sizes.head_dim, device=self.device, dtype=self.dtype)
             for _ in range(sizes.layers)

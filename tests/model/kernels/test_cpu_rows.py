@@ -39,7 +39,8 @@ def test_gate(dtype: torch.dtype) -> None:
     both = (torch.randn(40, 2 * 6, 72) * 8).to(dtype)
     x, gates = torch.randn(40, 6, 72).to(dtype), both[:, 1::2]
     found = cpu_rows.gate(x, gates)
-    assert torch.allclose(found, x * gates.sigmoid(), rtol=2 * torch.finfo(dtype).eps, atol=0)
+    # an exponential within a unit in the last place and three roundings behind it, here and there
+    assert torch.allclose(found, x * gates.sigmoid(), rtol=5 * torch.finfo(dtype).eps, atol=0)
     for row in range(40):
         assert torch.equal(cpu_rows.gate(x[row : row + 1], gates[row : row + 1])[0], found[row])
 
@@ -79,23 +80,24 @@ def test_join(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [24, 30, 64])
 @pytest.mark.parametrize("scaling", [1.0, 1.3])
-def test_angles_are_torch_s_but_for_the_last_bit(dtype: torch.dtype, count: int, scaling: float) -> None:
+def test_turns_that_are_looked_up_are_those_that_are_computed(
+    dtype: torch.dtype, count: int, scaling: float
+) -> None:
     rotary = InterleavedRotary(10000 ** -(torch.arange(count) / count), (count - 16, 8, 8), scaling)
-    positions = torch.randint(0, 100_000, (3, 50))
-    positions[:, 0] = 0
-    cos, sin = rotary(positions, dtype)
-    allow_native(False)
-    try:
-        plain = rotary(positions, dtype)
-    finally:
-        allow_native(True)
-    for found, expected in zip((cos, sin), plain, strict=True):
-        assert found.shape == expected.shape == (50, 1, 2 * count)
-        assert torch.allclose(found, expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
-    equal = positions[0].expand(3, -1)
-    for row in (0, 7):
-        alone = rotary(equal[:, row : row + 1], dtype)
-        assert torch.equal(alone[0][0], rotary(equal, dtype)[0][row])
+    positions = torch.randint(0, 3000, (3, 50))
+    positions[:, 0], positions[:, 1] = 0, 2999
+    steps = [positions, positions[0].expand(3, -1), positions[:, :1], positions[:, 7:8], positions[:, :0]]
+    computed = [rotary(each, dtype) for each in steps]
+    rotary.tabulate(3000, dtype)
+    for each, expected in zip(steps, computed, strict=True):
+        found = cpu_rows.turns(each, rotary.axes, *rotary._tables[-1])
+        assert found is not None
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(rotary(each, dtype), expected, strict=True))
+    for past in (3000, -1):
+        positions[1, 20] = past
+        assert cpu_rows.turns(positions, rotary.axes, *rotary._tables[-1]) is None
+        assert torch.equal(rotary(positions, dtype)[0][:20], computed[0][0][:20])
 
 
 REFUSED: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -113,17 +115,21 @@ REFUSED: dict[str, Callable[[Tensor, Tensor], object]] = {
     "narrow of floats": lambda x, i: cpu_rows.narrow(x[0]),
     "join of other rows": lambda x, i: cpu_rows.join([x, x[:2]]),
     "join of two dtypes": lambda x, i: cpu_rows.join([x, x.bfloat16()]),
-    "positions of two axes": lambda x, i: angles(positions=torch.zeros(2, 5, dtype=torch.int64)),
-    "positions of floats": lambda x, i: angles(positions=torch.zeros(3, 5)),
-    "axes of another length": lambda x, i: angles(axes=torch.zeros(7, dtype=torch.int64)),
-    "frequencies of doubles": lambda x, i: angles(frequencies=torch.zeros(8, dtype=torch.float64)),
-    "angles of halves": lambda x, i: angles(dtype=torch.float16),
+    "positions of two axes": lambda x, i: turns(positions=torch.zeros(2, 5, dtype=torch.int64)),
+    "positions of floats": lambda x, i: turns(positions=torch.zeros(3, 5)),
+    "axes of another length": lambda x, i: turns(axes=torch.zeros(7, dtype=torch.int64)),
+    "tables of doubles": lambda x, i: turns(cosines=torch.zeros(4, 8, dtype=torch.float64)),
+    "tables of two dtypes": lambda x, i: turns(cosines=torch.zeros(4, 8, dtype=torch.bfloat16)),
+    "tables of two lengths": lambda x, i: turns(cosines=torch.zeros(5, 8)),
+    "tables with gaps": lambda x, i: turns(cosines=torch.zeros(4, 16)[:, ::2]),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_does_not_fit_is_refused(what: str) -> None:
-    with pytest.raises(ValueError, match=r"no kernel|lines|numbers of a head|do not fit"):
+    with pytest.raises(
+        ValueError, match=r"no kernel|lines|numbers of a head|do not fit|one behind the other"
+    ):
         REFUSED[what](torch.randn(4, 8), torch.tensor([0, 3]))
 
 
@@ -146,16 +152,12 @@ def test_without_the_library_torch_does_it() -> None:
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def angles(
-    positions: Tensor | None = None,
-    axes: Tensor | None = None,
-    frequencies: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
+def turns(
+    positions: Tensor | None = None, axes: Tensor | None = None, cosines: Tensor | None = None
 ) -> object:
-    return cpu_rows.angles(
+    return cpu_rows.turns(
         torch.zeros(3, 5, dtype=torch.int64) if positions is None else positions,
         torch.zeros(8, dtype=torch.int64) if axes is None else axes,
-        torch.zeros(8) if frequencies is None else frequencies,
-        1.0,
-        dtype,
+        torch.zeros(4, 8) if cosines is None else cosines,
+        torch.zeros(4, 8),
     )

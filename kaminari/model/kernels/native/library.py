@@ -29,10 +29,10 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_add": ((*(POINTER,) * 3, COUNT, FLAG), None),
     # x, gates, strides of tokens and heads, out; tokens, heads, dim; whether bfloat16
     "kaminari_gate": ((POINTER, POINTER, COUNT, COUNT, POINTER, *(COUNT,) * 3, FLAG), None),
-    # positions, strides of axes and tokens, axes, frequencies, scaling, cos, sin; tokens, half; as above
-    "kaminari_angles": (
-        (POINTER, COUNT, COUNT, POINTER, POINTER, NUMBER, POINTER, POINTER, COUNT, COUNT, FLAG),
-        None,
+    # positions, strides of axes and tokens, axes, tables and their length, cos, sin; tokens, half; as above
+    "kaminari_turns": (
+        (POINTER, COUNT, COUNT, *(POINTER,) * 3, COUNT, POINTER, POINTER, COUNT, COUNT, FLAG),
+        FLAG,
     ),
     # weight, columns, outputs, x, out, rows
     "kaminari_float_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), None),

@@ -54,7 +54,12 @@ NO_MEMORY = 1
 """What a native call returns where memory ran out; any other number but 0 says that its rows do not fit."""
 
 _LINE = 64
-_WORDS = {ctypes.c_void_p: "q", ctypes.c_int64: "q", ctypes.c_int32: "q", ctypes.c_float: "fxxxx"}
+_WORDS: dict[type, str] = {
+    ctypes.c_void_p: "q",
+    ctypes.c_int64: "q",
+    ctypes.c_int32: "q",
+    ctypes.c_float: "fxxxx",
+}
 
 
 class Unrecordable(RuntimeError):
@@ -155,13 +160,13 @@ class Recording:
     def __enter__(self) -> Recording:
         if _thread.recording is not None:
             raise RuntimeError("this thread records already")
-        self._guard.__enter__()
+        self._guard.__enter__()  # type: ignore[no-untyped-call]
         _thread.recording = self
         return self
 
     def __exit__(self, *error: Any) -> None:
         _thread.recording = None
-        self._guard.__exit__(*error)
+        self._guard.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def append(self, operation: Operation, arguments: bytes) -> None:
         self._calls.append((operation, arguments))
@@ -176,11 +181,11 @@ def refuse(what: str) -> None:
         raise Unrecordable(what)
 
 
-class _Guard(TorchDispatchMode):
+class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets torch make views and memory, which comes from `memory`, and nothing else."""
 
     def __init__(self, memory: Memory) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

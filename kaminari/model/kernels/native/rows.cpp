@@ -1,7 +1,5 @@
 // What else a decode step does to its few rows between linears, norms and attention. Where torch's operators would
 // round to the model's dtype, so does this.
-#include <cmath>
-
 #include "parallel.h"
 #include "program.h"
 #include "vec.h"
@@ -36,24 +34,16 @@ void gate(const T* x, const T* gates, int64_t token_stride, int64_t head_stride,
 }
 
 template <class T>
-void angles(const int64_t* positions, int64_t axis_stride, int64_t token_stride, const int64_t* axes,
-            const float* frequencies, float scaling, T* cos, T* sin, int64_t tokens, int64_t half) {
-  parallel(tokens, 8, [&](int64_t first, int64_t end) {
-    for (int64_t token = first; token < end; ++token)
-      for (int64_t begin = 0; begin < half; begin += LANES) {
-        const int64_t n = half - begin < LANES ? half - begin : LANES, at = 2 * token * half + begin;
-        float cosines[LANES] = {}, sines[LANES] = {};
-        for (int64_t i = 0; i < n; ++i) {
-          const int64_t position = positions[axes[begin + i] * axis_stride + token * token_stride];
-          const float angle = static_cast<float>(position) * frequencies[begin + i];
-          cosines[i] = std::cos(angle), sines[i] = std::sin(angle);
-        }
-        for (const int64_t place : {at, at + half}) {
-          store(cos + place, load(cosines) * scaling, n);
-          store(sin + place, load(sines) * scaling, n);
-        }
-      }
-  });
+int32_t turns(const int64_t* positions, int64_t axis_stride, int64_t token_stride, const int64_t* axes,
+              const T* cos_table, const T* sin_table, int64_t length, T* cos, T* sin, int64_t tokens, int64_t half) {
+  for (int64_t token = 0; token < tokens; ++token, cos += 2 * half, sin += 2 * half)
+    for (int64_t i = 0; i < half; ++i) {
+      const int64_t position = positions[axes[i] * axis_stride + token * token_stride];
+      if (position < 0 || position >= length) return BAD_INDEX;
+      cos[i] = cos[half + i] = cos_table[position * half + i];
+      sin[i] = sin[half + i] = sin_table[position * half + i];
+    }
+  return DONE;
 }
 
 }  // namespace
@@ -101,14 +91,17 @@ KAMINARI void kaminari_gate(const void* x, const void* gates, int64_t token_stri
 }
 RECORDABLE(kaminari_gate)
 
-// positions [3, tokens] with strides in elements, axes and frequencies [half] -> cos and sin [tokens, 2 * half]
-KAMINARI void kaminari_angles(const int64_t* positions, int64_t axis_stride, int64_t token_stride,
-                              const int64_t* axes, const float* frequencies, float scaling, void* cos, void* sin,
-                              int64_t tokens, int64_t half, int32_t narrow) {
-  with_type(narrow, [&](auto kind) {
+// Looks up what positions [3, tokens], with strides in elements, turn by: tables of cosines and sines [length, half],
+// axes [half] -> cos and sin [tokens, 2 * half], both halves alike. Returns 0; 2, with some unwritten, for a position
+// that the tables do not hold.
+KAMINARI int32_t kaminari_turns(const int64_t* positions, int64_t axis_stride, int64_t token_stride,
+                                const int64_t* axes, const void* cos_table, const void* sin_table, int64_t length,
+                                void* cos, void* sin, int64_t tokens, int64_t half, int32_t narrow) {
+  const auto run = [&](auto kind) {
     using T = decltype(kind);
-    angles(positions, axis_stride, token_stride, axes, frequencies, scaling, static_cast<T*>(cos),
-           static_cast<T*>(sin), tokens, half);
-  });
+    return turns(positions, axis_stride, token_stride, axes, static_cast<const T*>(cos_table),
+                 static_cast<const T*>(sin_table), length, static_cast<T*>(cos), static_cast<T*>(sin), tokens, half);
+  };
+  return narrow ? run(bf16{}) : run(float{});
 }
-RECORDABLE(kaminari_angles)
+RECORDABLE(kaminari_turns)
