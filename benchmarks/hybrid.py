@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
     options = {name: value for name, value in vars(args).items() if name not in ("folder", "json")}
     results: Results = {"machine": describe_machine(), "options": options}
     with torch.inference_mode():
-        ours = Ours(args.folder, dtype, max([*args.prefill, DECODE_PROMPT]) + 64, args.chunk)
+        longest = max([*args.prefill, args.components or 1, DECODE_PROMPT])
+        ours = Ours(args.folder, dtype, longest + 64, args.chunk)
         theirs = Theirs(args.folder, dtype)
         for side in (ours, theirs):
             side.prefill(random_prompt(64))
