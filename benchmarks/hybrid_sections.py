@@ -41,24 +41,32 @@ def measure_prefill(
 ) -> Results:
     """Tokens per second of each tier, in turns.
 
-    rounds:      of the shortest tier; the others run once
+    rounds:      of the shortest tier; the others run once. What a machine gives drifts within minutes, so the
+                 shortest tier has half of its rounds before the others and half behind them
     as_shipped:  the shortest tier with the reference's logits of every token besides
     """
     sizes: HybridSizes = ours.model._sizes
     rate = product_rate(sizes, ours.model.dtype)
     shortest = min(tiers)
+    sides: dict[int, list[Callable[[], Any]]] = {
+        tokens: [partial(side.prefill, random_prompt(tokens)) for side in (ours, theirs)]
+        for tokens in sorted(tiers)
+    }
+    if as_shipped:
+        sides[shortest].append(partial(theirs.prefill, random_prompt(shortest), every_logit=True))
+    order = [*[shortest] * ((rounds + 1) // 2), *list(sides)[1:], *[shortest] * (rounds // 2)]
+    taken: dict[int, list[list[float]]] = {tokens: [[] for _ in each] for tokens, each in sides.items()}
+    for tokens in order:
+        with console.status(f"prefill of {tokens}"):
+            for side, seconds in zip(taken[tokens], in_turns(sides[tokens], 1), strict=True):
+                side.append(seconds)
+        gc.collect()
+        console.print(f"{tokens} tokens:", ", ".join(f"{each[-1]:.1f} s" for each in taken[tokens]))
     figures: Results = {}
     title = "Prefill, tokens/s"
     table = Table("tokens", "kaminari", "transformers", "ratio", "as shipped", "of its FLOPs", title=title)
-    for tokens in sorted(tiers):
-        sides = [partial(side.prefill, random_prompt(tokens)) for side in (ours, theirs)]
-        if as_shipped and tokens == shortest:
-            sides.append(partial(theirs.prefill, random_prompt(tokens), every_logit=True))
-        with console.status(f"prefill of {tokens}"):
-            seconds = in_turns(sides, rounds if tokens == shortest else 1)
-        gc.collect()
-        speeds = [tokens / each for each in seconds]
-        console.print(f"{tokens} tokens:", ", ".join(f"{each:.1f} s" for each in seconds))
+    for tokens, seconds_of_sides in taken.items():
+        speeds = [tokens / statistics.median(each) for each in seconds_of_sides]
         predicted = tokens / (prefill_flops(sizes, tokens) / rate)
         figures[str(tokens)] = {
             "kaminari": speeds[0],
@@ -66,6 +74,7 @@ def measure_prefill(
             "ratio": speeds[0] / speeds[1],
             "predicted": predicted,
             **({"as_shipped": speeds[2]} if len(speeds) > 2 else {}),
+            "seconds": seconds_of_sides,
         }
         table.add_row(
             str(tokens),

@@ -44,12 +44,12 @@ struct Work {
 
 constexpr int64_t padded(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
+// A convolution's weights with those of a token side by side, zeros behind them.
 template <class T>
 void lay_taps(const Delta<T>& delta, int64_t channel, int64_t size, float* taps) {
-  for (int64_t t = 0; t < delta.kernel; ++t) {
-    for (int64_t c = 0; c < size; ++c) taps[t * MOST_DELTA_DIM + c] = widen(delta.convolution[(channel + c) * delta.kernel + t]);
-    for (int64_t c = size; c < padded(size, LANES); ++c) taps[t * MOST_DELTA_DIM + c] = 0.0f;
-  }
+  for (int64_t t = 0; t < delta.kernel; ++t)
+    for (int64_t c = 0; c < padded(size, LANES); ++c)
+      taps[t * MOST_DELTA_DIM + c] = c < size ? widen(delta.convolution[(channel + c) * delta.kernel + t]) : 0.0f;
 }
 
 // silu of the causal convolution of some channels for the tokens [first, first + tokens): [tokens, stride]. Inputs
