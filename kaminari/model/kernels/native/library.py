@@ -17,7 +17,7 @@ FLAG = ctypes.c_int32
 SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_threads": ((), FLAG),
     # weight, columns, outputs, x, out, rows
-    "kaminari_bfloat_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), None),
+    "kaminari_bfloat_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), FLAG),
     # columns, outputs
     "kaminari_int8_bytes": ((COUNT, COUNT), COUNT),
     # codes, columns, outputs, panels
