@@ -25,7 +25,7 @@ from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 BFLOAT_ROWS = 16
 """Up to so many rows the native bfloat16 kernel is the faster one, and torch's GEMM behind it."""
 
-PANEL = 16
+PANEL = 32
 GROUP_SIZES = (32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -82,7 +82,8 @@ class BFloatLinear:
         x = x.contiguous()
         rows = x.shape[0]
         out = x.new_empty((rows, self._outputs))
-        self._call(self._pointer, self._columns, self._outputs, x.data_ptr(), out.data_ptr(), rows)
+        if self._call(self._pointer, self._columns, self._outputs, x.data_ptr(), out.data_ptr(), rows):
+            raise MemoryError(f"no memory for {rows} rows")
         return out
 
 

@@ -5,9 +5,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 
 #include "number.h"
+#include "scratch.h"
 
 constexpr int TILE = 8;
 
@@ -21,25 +21,6 @@ struct Tile {
   const float* scale;
   const int32_t* sum;
   const float* lift;
-};
-
-// Memory of one thread, kept for its next call.
-class Scratch {
- public:
-  ~Scratch() { std::free(memory_); }
-  void* reserve(size_t bytes) {
-    if (bytes > size_) {
-      std::free(memory_);
-      size_ = 0;
-      if (posix_memalign(&memory_, 64, bytes)) memory_ = nullptr;
-      if (memory_) size_ = bytes;
-    }
-    return memory_;
-  }
-
- private:
-  void* memory_ = nullptr;
-  size_t size_ = 0;
 };
 
 // Quantizes one group of `width` columns to `codes` (of `padded` columns, zero behind the width).

@@ -37,7 +37,7 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     # weight, columns, outputs, x, out, rows
     "kaminari_float_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), None),
     # weight, columns, outputs, x, out, rows
-    "kaminari_bfloat_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), None),
+    "kaminari_bfloat_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), FLAG),
     # columns, outputs
     "kaminari_int8_bytes": ((COUNT, COUNT), COUNT),
     # codes, columns, outputs, panels

@@ -1,39 +1,41 @@
 // Linears whose weights are int8 or int4 codes and whose activations are quantized to int8 per row and group
 // of columns (activations.h).
 //
-// A panel holds 16 outputs. Its bytes come in lines of 64: four columns of each output, one behind the other
-// in the order of columns, so that a call reads its weights as one ascending stream per thread.
-//   int8:  a line per 4 columns, of codes + 128. Scales lie apart, a float per output.
-//   int4:  a line per 8 columns, the first four in the low nibbles; behind each group's lines one line of the
-//          16 outputs' scales and then zeros, in bfloat16.
-// The last panel's missing outputs and the last line's missing columns hold codes that nothing is read from.
+// A panel holds 32 outputs. Its bytes come in rows of 32 times 4: four columns of each output, one behind the
+// other in the order of columns, so that a thread reads its weights as one ascending stream.
+//   int8:  a row per 4 columns, of codes + 128. Scales lie apart, a float per output.
+//   int4:  a row per 8 columns, the first four in the low nibbles; behind each group's rows one of the outputs'
+//          scales and then zeros, in bfloat16.
+// The last panel's missing outputs and the last row's missing columns hold codes that nothing is read from.
 //
 // A result is the sum over groups, in ascending order, of exact integer sums times scales: it depends neither
 // on the other rows nor on threads.
 #include "activations.h"
-#include "parallel.h"
 #include "program.h"
 #include "simd.h"
+#include "streams.h"
+#include "unrolled.h"
 
 namespace {
 
-constexpr int PANEL = 16;
-constexpr int LINE = 64;
+constexpr int PANEL = 32;
+constexpr int LINE = 4 * PANEL;      // bytes of a panel's row
 constexpr int64_t INT8_GROUP = 64;   // columns of a group of activations beside int8 weights
-constexpr int IN_L2 = 2;             // how near __builtin_prefetch brings what it asks for
-constexpr int64_t CHUNK = 1 << 17;   // bytes of weights that a thread takes at once, or SIDES panels
-constexpr int SIDES = 4;             // panels that are read side by side where that streams faster
+constexpr int64_t CHUNK = 1 << 17;   // bytes of weights that a thread takes at once, or a panel
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Asks for weights before they are needed. With a row or two the system's own prefetching keeps up; with more,
-// lines wait for the products of those before them, and asking was measured to be up to a third faster; int8,
-// which reads twice as much per product, gains from a second, FAR distance.
-template <int ROWS, int FAR>
-inline void ask_ahead(const uint8_t* line) {
-  if (ROWS <= 2) return;
-  __builtin_prefetch(line + 4096);
-  if (FAR) __builtin_prefetch(line + FAR, 0, IN_L2);
+// Asks for weights before they are needed. With a few rows the system's own prefetching keeps up; with more, lines
+// wait for the products of those before them, and asking was measured to be faster by up to an eighth.
+template <bool ASKS>
+ALWAYS_INLINE inline void ask_ahead(const uint8_t* line) {
+  if (ASKS) __builtin_prefetch(line + 4096);
+}
+
+// body(m, v) for every row m and vector v.
+template <int ROWS, int VECTORS, class Body>
+ALWAYS_INLINE inline void each_sum(const Body& body) {
+  unrolled<ROWS>([&](auto m) ALWAYS_INLINE { unrolled<VECTORS>([&](auto v) ALWAYS_INLINE { body(m, v); }); });
 }
 
 struct Int8 {
@@ -42,38 +44,39 @@ struct Int8 {
   int64_t columns;
 
   int64_t group() const { return INT8_GROUP; }
-  bool side_by_side() const { return true; }
   int64_t panel_bytes() const { return ceil_div(columns, 8) * 2 * LINE; }
 
-  // The sums of LANES outputs from `lane` on, of SIDES panels, for every row of a tile.
-  template <int ROWS, int SIDES>
-  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[TILE][PANEL]) const {
-    const int64_t apart = panel_bytes();
-    const uint8_t* line = panels + panel * apart + lane * 4;
+  // The sums of VECTORS times LANES outputs from `lane` on, for every row of a tile.
+  template <int ROWS, int VECTORS>
+  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[PANEL]) const {
+    const uint8_t* line = panels + panel * panel_bytes() + lane * 4;
     const int8_t* x = tile.codes;
-    Floats total[SIDES][ROWS];
-    for (auto& side : total)
-      for (auto& each : side) each = splat(0.0f);
+    Floats total[ROWS][VECTORS];
+    each_sum<ROWS, VECTORS>([&](auto m, auto v) ALWAYS_INLINE { total[m][v] = splat(0.0f); });
     const int64_t lines = ceil_div(columns, 8) * 2;
     for (int64_t first = 0, at = 0; first < lines; first += INT8_GROUP / 4, at += ROWS) {
-      Ints dots[SIDES][ROWS];
-      for (auto& side : dots)
-        for (int m = 0; m < ROWS; m++) side[m] = splat(INT8_START * tile.sum[at + m]);
+      Ints dots[ROWS][VECTORS];
+      each_sum<ROWS, VECTORS>([&](auto m, auto v) ALWAYS_INLINE { dots[m][v] = splat(INT8_START * tile.sum[at + m]); });
       const int64_t end = std::min(first + INT8_GROUP / 4, lines);
-      for (int64_t l = first; l < end; l++, line += LINE, x += 4 * ROWS)
-        for (int s = 0; s < SIDES; s++) {
-          ask_ahead<ROWS, 16384>(line + s * apart);
-          const Bytes codes = load(line + s * apart);
-          for (int m = 0; m < ROWS; m++) dots[s][m] = dot_biased(dots[s][m], codes, x + 4 * m);
-        }
-      for (int s = 0; s < SIDES; s++)
-        for (int m = 0; m < ROWS; m++)
-          total[s][m] = fused(to_float(dots[s][m]), splat(tile.scale[at + m]), total[s][m]);
+      for (int64_t l = first; l < end; l++, line += LINE, x += 4 * ROWS) {
+        Bytes codes[VECTORS];
+        unrolled<VECTORS>([&](auto v) ALWAYS_INLINE {
+          ask_ahead<(ROWS > 4)>(line + v * LANES * 4);
+          codes[v] = load(line + v * LANES * 4);
+        });
+        unrolled<ROWS>([&](auto m) ALWAYS_INLINE {
+          const auto columns = splat_bytes(x + 4 * m);
+          unrolled<VECTORS>([&](auto v) ALWAYS_INLINE { dots[m][v] = dot_biased(dots[m][v], codes[v], columns); });
+        });
+      }
+      each_sum<ROWS, VECTORS>([&](auto m, auto v) ALWAYS_INLINE {
+        total[m][v] = fused(to_float(dots[m][v]), splat(tile.scale[at + m]), total[m][v]);
+      });
     }
-    for (int s = 0; s < SIDES; s++) {
-      const Floats scale = load_floats(scales + (panel + s) * PANEL + lane);
-      for (int m = 0; m < ROWS; m++) store(result[s][m] + lane, multiply(total[s][m], scale));
-    }
+    unrolled<VECTORS>([&](auto v) ALWAYS_INLINE {
+      const Floats scale = load_floats(scales + panel * PANEL + lane + v * LANES);
+      unrolled<ROWS>([&](auto m) ALWAYS_INLINE { store(result[m] + lane + v * LANES, multiply(total[m][v], scale)); });
+    });
   }
 };
 
@@ -83,73 +86,61 @@ struct Int4 {
   int64_t group_size;
 
   int64_t group() const { return group_size; }
-  // measured: of panels that are this long, several stream faster than one, and of shorter ones slower
-  bool side_by_side() const { return columns >= 4096; }
   int64_t panel_bytes() const { return (ceil_div(columns, 8) + ceil_div(columns, group_size)) * LINE; }
 
-  template <int ROWS, int SIDES>
-  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[TILE][PANEL]) const {
-    const int64_t apart = panel_bytes();
-    const uint8_t* line = panels + panel * apart + lane * 4;
+  template <int ROWS, int VECTORS>
+  void sums(int64_t panel, int lane, const Tile& tile, float (*result)[PANEL]) const {
+    const uint8_t* line = panels + panel * panel_bytes() + lane * 4;
     const int8_t* x = tile.codes;
-    Floats total[SIDES][ROWS];
-    for (auto& side : total)
-      for (auto& each : side) each = splat(0.0f);
+    Floats total[ROWS][VECTORS];
+    each_sum<ROWS, VECTORS>([&](auto m, auto v) ALWAYS_INLINE { total[m][v] = splat(0.0f); });
     const int64_t lines = ceil_div(columns, 8), lines_of_group = group_size / 8;
     for (int64_t first = 0, at = 0; first < lines; first += lines_of_group, at += ROWS) {
-      Ints dots[SIDES][ROWS], others[SIDES][ROWS];
-      for (int s = 0; s < SIDES; s++)
-        for (int m = 0; m < ROWS; m++) dots[s][m] = splat(-8 * tile.sum[at + m]), others[s][m] = splat(0);
+      Ints dots[ROWS][VECTORS];
+      each_sum<ROWS, VECTORS>([&](auto m, auto v) ALWAYS_INLINE { dots[m][v] = splat(-8 * tile.sum[at + m]); });
       const int64_t end = std::min(first + lines_of_group, lines);
-      for (int64_t l = first; l < end; l++, line += LINE, x += 8 * ROWS)
-        for (int s = 0; s < SIDES; s++) {
-          ask_ahead<ROWS, 0>(line + s * apart);
-          const Bytes both = load(line + s * apart);
-          const Bytes low = low_nibbles(both), high = high_nibbles(both);
-          for (int m = 0; m < ROWS; m++) dots[s][m] = dot_unsigned(dots[s][m], low, x + 4 * m);
-          for (int m = 0; m < ROWS; m++) others[s][m] = dot_unsigned(others[s][m], high, x + 4 * (ROWS + m));
-        }
-      for (int s = 0; s < SIDES; s++) {
-        const uint16_t* numbers = reinterpret_cast<const uint16_t*>(line + s * apart - lane * 4);
-        const Floats scale = load_bfloats(numbers + lane), zero = load_bfloats(numbers + PANEL + lane);
-        for (int m = 0; m < ROWS; m++) {
-          const Floats sum = to_float(add(dots[s][m], others[s][m]));
-          total[s][m] = fused(sum, multiply(scale, splat(tile.scale[at + m])), total[s][m]);
-          total[s][m] = fused(zero, splat(tile.lift[at + m]), total[s][m]);
-        }
+      for (int64_t l = first; l < end; l++, line += LINE, x += 8 * ROWS) {
+        Bytes low[VECTORS], high[VECTORS];
+        unrolled<VECTORS>([&](auto v) ALWAYS_INLINE {
+          ask_ahead<(ROWS > 2)>(line + v * LANES * 4);
+          const Bytes both = load(line + v * LANES * 4);
+          low[v] = low_nibbles(both);
+          high[v] = high_nibbles(both);
+        });
+        const auto add_products = [&](const Bytes(&codes)[VECTORS], const int8_t* x) ALWAYS_INLINE {
+          unrolled<ROWS>([&](auto m) ALWAYS_INLINE {
+            const auto columns = splat_bytes(x + 4 * m);
+            unrolled<VECTORS>([&](auto v) ALWAYS_INLINE { dots[m][v] = dot_unsigned(dots[m][v], codes[v], columns); });
+          });
+        };
+        add_products(low, x);
+        add_products(high, x + 4 * ROWS);
       }
+      const uint16_t* numbers = reinterpret_cast<const uint16_t*>(line - lane * 4);
+      unrolled<VECTORS>([&](auto v) ALWAYS_INLINE {
+        const Floats scale = load_bfloats(numbers + lane + v * LANES);
+        const Floats zero = load_bfloats(numbers + PANEL + lane + v * LANES);
+        unrolled<ROWS>([&](auto m) ALWAYS_INLINE {
+          Floats& sum = total[m][v];
+          sum = fused(to_float(dots[m][v]), multiply(scale, splat(tile.scale[at + m])), sum);
+          sum = fused(zero, splat(tile.lift[at + m]), sum);
+        });
+      });
       line += LINE;
     }
-    for (int s = 0; s < SIDES; s++)
-      for (int m = 0; m < ROWS; m++) store(result[s][m] + lane, total[s][m]);
+    each_sum<ROWS, VECTORS>([&](auto m, auto v) ALWAYS_INLINE { store(result[m] + lane + v * LANES, total[m][v]); });
   }
 };
 
-template <int ROWS, class Weight>
-int panel_sums(const Weight& weight, int64_t panel, int64_t end, const Tile& tile, float (*result)[TILE][PANEL]) {
-  // with more rows there are no registers for it, and enough to do between two lines
-  constexpr int SOME = ROWS <= 2 ? SIDES : 1;
-  if (weight.side_by_side() && end - panel >= SOME) {
-    for (int lane = 0; lane < PANEL; lane += LANES) weight.template sums<ROWS, SOME>(panel, lane, tile, result);
-    return SOME;
+// Computes the sums of a tile's rows for a panel.
+template <int ROWS = TILE, class Weight>
+void panel_sums(const Weight& weight, int64_t panel, const Tile& tile, float (*result)[PANEL]) {
+  if constexpr (ROWS > 1) {
+    if (tile.rows < ROWS) return panel_sums<ROWS - 1>(weight, panel, tile, result);
   }
-  for (int lane = 0; lane < PANEL; lane += LANES) weight.template sums<ROWS, 1>(panel, lane, tile, result);
-  return 1;
-}
-
-// Computes the sums of a tile's rows for the panel and as many behind it as it returns.
-template <class Weight>
-int panel_sums(const Weight& weight, int64_t panel, int64_t end, const Tile& tile, float (*result)[TILE][PANEL]) {
-  switch (tile.rows) {
-    case 1: return panel_sums<1>(weight, panel, end, tile, result);
-    case 2: return panel_sums<2>(weight, panel, end, tile, result);
-    case 3: return panel_sums<3>(weight, panel, end, tile, result);
-    case 4: return panel_sums<4>(weight, panel, end, tile, result);
-    case 5: return panel_sums<5>(weight, panel, end, tile, result);
-    case 6: return panel_sums<6>(weight, panel, end, tile, result);
-    case 7: return panel_sums<7>(weight, panel, end, tile, result);
-    default: return panel_sums<8>(weight, panel, end, tile, result);
-  }
+  constexpr int VECTORS = std::min(PANEL / LANES, vectors_of(ROWS));
+  for (int lane = 0; lane < PANEL; lane += VECTORS * LANES)
+    weight.template sums<ROWS, VECTORS>(panel, lane, tile, result);
 }
 
 // Returns 0, or 1 where there is no memory for the activations.
@@ -158,17 +149,20 @@ int32_t linear(const Weight& weight, const Number* x, Number* out, int64_t rows,
   static thread_local Scratch scratch;
   Activations activations;
   if (!activations.quantize(scratch, x, rows, weight.columns, weight.group())) return 1;
-  const int64_t chunk = ceil_div(CHUNK, weight.panel_bytes() * SIDES) * SIDES;
-  parallel(ceil_div(outputs, PANEL), chunk, [&](int64_t first, int64_t end) {
-    alignas(64) float result[SIDES][TILE][PANEL];
-    for (int64_t panel = first, done = 1; panel < end; panel += done)
+  const int64_t chunk = ceil_div(CHUNK, weight.panel_bytes());
+  parallel_streams(ceil_div(outputs, PANEL), chunk, [&](int64_t first, int64_t end) {
+    alignas(64) float result[TILE][PANEL];
+    for (int64_t panel = first; panel < end; panel++)
       for (int64_t t = 0; t < activations.tiles(); t++) {
         const Tile tile = activations.tile(t);
-        done = panel_sums(weight, panel, end, tile, result);
-        const int64_t there = std::min<int64_t>(PANEL * done, outputs - panel * PANEL);
+        panel_sums(weight, panel, tile, result);
+        const int64_t there = std::min<int64_t>(PANEL, outputs - panel * PANEL);
         for (int m = 0; m < tile.rows; m++) {
           Number* to = out + (activations.first_row(t) + m) * outputs + panel * PANEL;
-          for (int64_t i = 0; i < there; i++) put(to + i, result[i / PANEL][m][i % PANEL]);
+          if (there == PANEL)
+            for (int i = 0; i < PANEL; i++) put(to + i, result[m][i]);
+          else
+            for (int i = 0; i < there; i++) put(to + i, result[m][i]);
         }
       }
   });
