@@ -167,6 +167,7 @@ def alone_ms(threads: str, rows: Sequence[int]) -> dict[int, float]:
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logit_bias=bias)
         for count in rows:
             loop = EngineLoop(loaded, lambda _: None)
+            loop.runner.warm_up()
             for number in range(count):
                 stream = EventStream(on_abort=lambda: None)
                 loop.accept(Request(number, prompt, params, TOKENS, 0, stream, time.monotonic()))
