@@ -57,11 +57,11 @@ def test_a_step_reads_every_weight_but_an_embedding_of_its_own(
 def test_the_operations_of_a_prompt_are_those_that_torch_counts(
     checkpoint: Callable[[str], Path], variant: str
 ) -> None:
-    bench = bench_of(checkpoint(variant), Options())
-    session = Session(bench.subject.loaded, 1, 160, 160)
-    prompt = random_prompt(bench.subject.loaded, 90)
     allow_native(False)  # torch counts its own operators alone
     try:
+        bench = bench_of(checkpoint(variant), Options())
+        session = Session(bench.subject.loaded, 1, 160, 160)
+        prompt = random_prompt(bench.subject.loaded, 90)
         with torch.inference_mode():
             counted = count_operations(lambda: session.prefill(prompt, 1))
     finally:
