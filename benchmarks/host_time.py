@@ -166,6 +166,7 @@ def alone_ms(threads: str, slots: str, clients: Sequence[int]) -> dict[int, floa
         params = SamplingParams(temperature=0, max_tokens=TOKENS, logit_bias=bias)
         for count in sorted({min(each, loaded.info.slots) for each in clients}):
             loop = EngineLoop(loaded, lambda _: None)
+            loop.runner.warm_up()
             for number in range(count):
                 stream = EventStream(on_abort=lambda: None)
                 loop.accept(Request(number, prompt, params, TOKENS, 0, stream, time.monotonic()))
