@@ -299,7 +299,7 @@ def test_pages_are_what_quantize_reads(tmp_path: Path) -> None:
     samples = evaluation_samples(1, 3, ("receipt", "line"))
     written = read_pages(write_pages(samples, tmp_path / "pages"))
     found = [(page.question, page.text, page.kind) for page in written]
-    assert found == [(sample.question, sample.answer, sample.task) for sample in samples]
+    assert found == [(sample.question, sample.answer, f"{sample.task}, {sample.style}") for sample in samples]
     for page, sample in zip(written, samples, strict=True):
         with Image.open(BytesIO(page.picture)) as image:
             assert image.size == sample.drawings[0].image.size

@@ -29,7 +29,8 @@ def write_pages(samples: Sequence[Sample], folder: Path) -> Path:
         (drawing,), (turn,) = sample.drawings, sample.turns
         image = f"{number:04}.png"
         drawing.image.save(folder / image)
-        line = {"image": image, "text": turn.answer, "question": turn.question, "kind": sample.task}
+        kind = f"{sample.task}, {sample.style}"
+        line = {"image": image, "text": turn.answer, "question": turn.question, "kind": kind}
         lines.append(json.dumps(line, ensure_ascii=False))
     file = folder / FILE
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from kaminari.cli.errors import USAGE, CommandError
 from kaminari.cli.flags import add_settings_flags, command_parser, parse_command
-from kaminari.config import ModelSettings, PackFormat, Settings, standard_place
+from kaminari.config import PackFormat, Settings, standard_place
 
 if TYPE_CHECKING:
     from kaminari.cli.pack_report import PackReport
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP_SIZE: Final = 64
-METHODS = ("fit", "hqq", "rtn")
+ANSWER_TOKENS: Final = 32
+METHODS = ("fit", "gptq", "hqq", "rtn")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -47,8 +48,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--method",
         choices=METHODS,
-        help="int4: how a scale is chosen: fit, least squares; hqq, half-quadratic; rtn, its range "
-        "(default: fit)",
+        help="int4: fit, scales of least squares; gptq, codes too that change products the least, which runs "
+        "the model; hqq, half-quadratic; rtn, a group's range (default: fit)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help="gptq: pages, as of --pages, that stand for the model's use (default: built-in prompts)",
     )
     parser.add_argument("--head", action="store_true", help="make the head int8 too")
     parser.add_argument(
@@ -73,7 +80,11 @@ def run(argv: Sequence[str]) -> int:
         "and question and kind if you like",
     )
     parser.add_argument(
-        "--tokens", type=_count, default=32, metavar="N", help="length of the report's answers (default: 32)"
+        "--tokens",
+        type=_count,
+        default=ANSWER_TOKENS,
+        metavar="N",
+        help=f"length of the report's answers (default: {ANSWER_TOKENS})",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_settings_flags(parser, ("model",), but=("model.quantization", "model.served_name", "model.aliases"))
@@ -83,11 +94,13 @@ def run(argv: Sequence[str]) -> int:
 
     args, settings = command.args, command.settings
     recipe = _recipe(args)
-    prompts, pages = _prompts(args), _pages(args)
+    pages = _pages(args.pages)
+    prompts = _prompts(args, pages)
+    calibration = [page.prompt() for page in _pages(args.calibrate)]
     folder: Path = args.out or standard_place(settings.model.source, PackFormat(args.to))
     console = Console(stderr=True, highlight=False)
     console.quiet = args.json or not console.is_terminal
-    made = make(settings.model, recipe, folder, console)
+    made = make(settings, recipe, folder, console, calibration)
     report = PackReport(made)
     if args.report:
         with console.status("starting") as status:
@@ -104,28 +117,45 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def make(settings: ModelSettings, recipe: Recipe, folder: Path, console: Console) -> MadePack:
-    """Make the pack behind a progress bar. Raises `CommandError`."""
+def make(
+    settings: Settings, recipe: Recipe, folder: Path, console: Console, calibration: Sequence[Prompt] = ()
+) -> MadePack:
+    """Make the pack behind a progress bar. Raises `CommandError`.
+
+    calibration:  what gptq lets the model read; by default the built-in prompts
+    """
+    from kaminari.engine.errors import RequestError
     from kaminari.engine.loading import checkpoint_folder
+    from kaminari.engine.placement import PlacementError
     from kaminari.model.family import CheckpointError, find_family
-    from kaminari.model.packs.writing import make_pack
+    from kaminari.model.packs.rounding import Method
+    from kaminari.model.packs.writing import check_place, make_pack
+    from kaminari.verify.packs import calibrate
+    from kaminari.verify.prompts import built_in
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"Quantizing {settings.name}", total=None)
+        task = bar.add_task(f"Quantizing {settings.model.name}", total=None)
         try:
-            checkpoint = checkpoint_folder(settings.source)
+            check_place(folder)
+            checkpoint = checkpoint_folder(settings.model.source)
             family = find_family(checkpoint)
+            moments = None
+            if recipe.method is Method.GPTQ:
+                moments = calibrate(settings, calibration or built_in(), ANSWER_TOKENS)
             return make_pack(
                 family.open(checkpoint),
                 recipe,
                 folder,
-                model=str(settings.source),
+                model=str(settings.model.source),
                 family=family.name,
+                moments=moments,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
-        except CheckpointError as error:
+        except (CheckpointError, PlacementError) as error:
             raise CommandError(str(error)) from error
+        except RequestError as error:
+            raise CommandError(f"the model cannot be calibrated: {error.message}") from error
         except OSError as error:
             raise CommandError(f"cannot write {folder}: {error.strerror or error}") from error
 
@@ -171,6 +201,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
                     f"{flag} belongs to int4: an int8 weight has one scale per row, rounded to nearest",
                     exit_code=USAGE,
                 )
+    if args.calibrate is not None and args.method != "gptq":
+        raise CommandError("--calibrate belongs to --method gptq", exit_code=USAGE)
     if not args.report and (args.ask is not None or args.image or args.pages):
         raise CommandError(
             "--ask, --image and --pages say what to report on: give --report too", exit_code=USAGE
@@ -183,20 +215,26 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     )
 
 
-def _prompts(args: argparse.Namespace) -> tuple[Prompt, ...]:
+def _prompts(args: argparse.Namespace, pages: Sequence[Page]) -> tuple[Prompt, ...]:
+    """What stages and answers are compared on: a prompt of one's own, else the first page of each kind."""
     from kaminari.verify.prompts import chosen
 
+    if pages and args.ask is None and not args.image:
+        firsts: dict[str, Prompt] = {}
+        for page in pages:
+            firsts.setdefault(page.kind, page.prompt())
+        return tuple(firsts.values())
     try:
         return chosen(args.ask, args.image)
     except OSError as error:
         raise CommandError(f"cannot read the picture {error.filename}: {error.strerror}") from error
 
 
-def _pages(args: argparse.Namespace) -> tuple[Page, ...]:
+def _pages(file: Path | None) -> tuple[Page, ...]:
     from kaminari.verify.pages import PageError, read_pages
 
     try:
-        return read_pages(args.pages) if args.pages is not None else ()
+        return read_pages(file) if file is not None else ()
     except PageError as error:
         raise CommandError(str(error)) from error
 

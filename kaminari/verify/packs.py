@@ -1,4 +1,4 @@
-"""Runs a model with its own weights and then from a pack, and compares: the quality report of a pack.
+"""Runs a model for its pack: with its own weights to calibrate, and then from the pack to compare.
 
 The two are never in memory at once.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kaminari.config import KernelChoice, NoQuantization, PackFolder, Settings
+from kaminari.config import KernelChoice, ModelSettings, NoQuantization, PackFolder, Settings
 from kaminari.engine.engine import Engine
 from kaminari.engine.loading import checkpoint_folder
 from kaminari.engine.placement import resolve_device, resolve_dtypes
-from kaminari.model.family import LoadOptions, find_family
+from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.native.build import allow_native
 from kaminari.model.packs.reading import Pack
 from kaminari.model.stages import find_stages
+from kaminari.verify.calibration import Calibration
 from kaminari.verify.pages import Page, Reading, ask, score
 from kaminari.verify.prompts import Prompt
 from kaminari.verify.quality import Observation, Quality, compare, observe
@@ -32,6 +33,33 @@ class ReadPages:
     pack: Reading
 
 
+class _Subject:
+    """A checkpoint where the settings place it, and its prompts."""
+
+    def __init__(self, settings: ModelSettings, prompts: Sequence[Prompt]) -> None:
+        allow_native(settings.kernels is KernelChoice.AUTO)
+        self._device = resolve_device(settings.device)
+        self._dtypes = resolve_dtypes(settings, self._device)
+        self._folder = checkpoint_folder(settings.source)
+        self._frontend = open_frontend(self._folder, max(len(prompt.pictures) for prompt in prompts))
+        self.prepared = [self._frontend.prepare(prompt.conversation()) for prompt in prompts]
+
+    def load(self, pack: Pack | None) -> tuple[VisionLanguageModel, Replayer]:
+        options = LoadOptions(self._device, self._dtypes.decoder, self._dtypes.vision, pack=pack)
+        model = find_family(self._folder).load(self._folder, options)
+        return model, Replayer(model, find_stages(self._folder), self._frontend)
+
+
+def calibrate(settings: Settings, prompts: Sequence[Prompt], tokens: int) -> Calibration:
+    """Load the model and let it answer; its moments are gathered as they are asked for.
+
+    Raises `CheckpointError`, `PlacementError` or `RequestError`.
+    """
+    subject = _Subject(settings.model, prompts)
+    model, replayer = subject.load(None)
+    return Calibration(model, replayer, subject.prepared, tokens)
+
+
 def compare_prompts(
     settings: Settings, pack: Pack, prompts: Sequence[Prompt], tokens: int, say: Say
 ) -> Quality:
@@ -39,21 +67,14 @@ def compare_prompts(
 
     Raises `CheckpointError`, `PlacementError` or `RequestError`.
     """
-    model = settings.model
-    allow_native(model.kernels is KernelChoice.AUTO)
-    device = resolve_device(model.device)
-    dtypes = resolve_dtypes(model, device)
-    folder = checkpoint_folder(model.source)
-    family, stages = find_family(folder), find_stages(folder)
-    frontend = open_frontend(folder, max(len(prompt.pictures) for prompt in prompts))
-    prepared = {prompt.name: frontend.prepare(prompt.conversation()) for prompt in prompts}
+    subject = _Subject(settings.model, prompts)
+    prepared = dict(zip((prompt.name for prompt in prompts), subject.prepared, strict=True))
     seen: list[list[Observation]] = []
     for each, words in ((None, "its own weights"), (pack, "the pack")):
         say(f"running the model with {words}")
-        options = LoadOptions(device, dtypes.decoder, dtypes.vision, pack=each)
-        replayer = Replayer(family.load(folder, options), stages, frontend)
+        _, replayer = subject.load(each)
         seen.append(observe(replayer, prepared, tokens, given=seen[0] if seen else ()))
-        del replayer
+        del replayer, _
     return compare(*seen)
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kaminari.engine.answer import collect
-from kaminari.engine.conversation import Conversation
 from kaminari.engine.engine import Engine
 from kaminari.engine.errors import RequestError
 from kaminari.engine.params import SamplingParams
 from kaminari.verify.edit_distance import edit_distance
+from kaminari.verify.prompts import Prompt
 
 QUESTION = "Write down all text in the picture, line by line, and nothing else."
 KIND = "page"
@@ -53,6 +53,10 @@ class Page:
     question: str
     text: str
     kind: str
+
+    def prompt(self) -> Prompt:
+        """It as a prompt, called by its kind."""
+        return Prompt(self.kind, self.question, (self.picture,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def score(pages: Iterable[Page], answers: Iterable[str]) -> tuple[Reading, ...]:
 
 def _answer(engine: Engine, page: Page) -> str:
     try:
-        prompt = engine.prepare(Conversation.ask(page.question, page.picture))
+        prompt = engine.prepare(page.prompt().conversation())
         room = engine.info.context - len(prompt.token_ids)
         most = min(2 * len(page.text) + SPARE_TOKENS, room)
         return collect(engine.submit(prompt, SamplingParams(temperature=0, max_tokens=max(1, most)))).text

@@ -95,6 +95,11 @@ class Replayer:
         return stages | {LOGITS: StageRecord(as_rows(hidden), as_rows(self._model.head(hidden)))}
 
     @torch.inference_mode()
+    def read(self, prepared: PreparedPrompt) -> None:
+        """Run a whole prompt as one step, for those who watch the modules."""
+        self._prefill(prepared, self._encode(prepared), self._model.new_cache(1, len(prepared.token_ids)))
+
+    @torch.inference_mode()
     def greedy(self, prepared: PreparedPrompt, tokens: int) -> tuple[int, ...]:
         """The greedy answer of `tokens` tokens, whatever they are."""
         length = len(prepared.token_ids)

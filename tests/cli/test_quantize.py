@@ -154,11 +154,12 @@ def test_a_report_on_pages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     ]
     pages.write_text("\n".join(map(json.dumps, lines)))
     line = ["demo", "--to", "int8", "--head", "-o", str(tmp_path / "pack"), "--device", "cpu"]
-    more = ["--dtype", "float32", "--report", "--ask", "x", "--tokens", "2", "--pages", str(pages)]
+    more = ["--dtype", "float32", "--report", "--tokens", "2", "--pages", str(pages)]
     assert main(["quantize", *line, *more]) == 0
     printed = capsys.readouterr().out
     assert "wrong, pack" in printed
     report = json.loads((tmp_path / "pack" / "report.json").read_text())
+    assert [each["prompt"] for each in report["quality"]["prompts"]] == ["receipt", "page"]
     receipt, page = report["pages"]
     assert (receipt["kind"], receipt["pages"], receipt["characters"]) == ("receipt", 1, 8)
     assert (page["kind"], page["pages"], page["characters"]) == ("page", 1, 3)
@@ -189,6 +190,33 @@ def test_pages_that_cannot_be_read_are_named_before_anything_is_made(
     assert not cache.exists()
 
 
+def test_gptq_reads_before_it_rounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """On what it was calibrated with it is closer than the method that looks at weights alone."""
+    errors = {}
+    for method in ("fit", "gptq"):
+        line = ["demo", "--to", "int4", "--method", method, "-o", str(tmp_path / method), "--device", "cpu"]
+        more = ["--dtype", "float32", "--kernels", "aten", "--report", "--tokens", "8", "--json"]
+        assert main(["quantize", *line, *more]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["method"] == method
+        errors[method] = report["quality"]["stage_errors"]["final norm"]
+    assert errors["gptq"] < 0.6 * errors["fit"]
+
+
+def test_calibration_pages_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64), "white").save(tmp_path / "page.png")
+    (tmp_path / "pages.jsonl").write_text('{"image": "page.png", "text": "Tea 2.50"}')
+    line = ["demo", "--to", "int4", "--method", "gptq", "-o", str(tmp_path / "pack"), "--device", "cpu"]
+    assert main(["quantize", *line, "--calibrate", str(tmp_path / "pages.jsonl")]) == 0
+    assert header_of(tmp_path / "pack")["method"] == "gptq"
+    capsys.readouterr()
+    assert "cannot read" in failure(capsys, *line, "--calibrate", str(tmp_path / "no.jsonl"))
+    (tmp_path / "page.png").write_bytes(b"no picture")
+    assert "the model cannot be calibrated: " in failure(
+        capsys, *line, "--calibrate", str(tmp_path / "pages.jsonl")
+    )
+
+
 def test_a_page_that_is_no_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"no picture")
     (tmp_path / "pages.jsonl").write_text('\n{"image": "x.png", "text": "a"}')
@@ -202,6 +230,7 @@ def test_a_page_that_is_no_picture(capsys: pytest.CaptureFixture[str], tmp_path:
     [
         (["--to", "int8", "--group-size", "32"], "--group-size belongs to int4"),
         (["--to", "int8", "--method", "hqq"], "--method belongs to int4"),
+        (["--to", "int4", "--calibrate", "x.jsonl"], "--calibrate belongs to --method gptq"),
         (["--to", "int4", "--ask", "x"], "give --report too"),
         (["--to", "int4", "--image", "x.png"], "give --report too"),
         (["--to", "int4", "--pages", "x.jsonl"], "give --report too"),

@@ -24,11 +24,16 @@ FIT_WIDTHS = (1.0, 0.88, 0.76)
 
 
 class Method(StrEnum):
-    """How an int4 group gets its scale and zero: rtn by its range, hqq and fit by what leaves less error."""
+    """How an int4 weight gets its scales and codes.
+
+    rtn takes a group's range, hqq and fit what leaves less error of weights; gptq takes the scales of fit,
+    and codes that leave less error of products (`kaminari.model.packs.gptq`).
+    """
 
     RTN = "rtn"
     HQQ = "hqq"
     FIT = "fit"
+    GPTQ = "gptq"
 
 
 def quantize_int8(rows: Tensor) -> Int8Weight:
@@ -40,18 +45,26 @@ def quantize_int8(rows: Tensor) -> Int8Weight:
 
 
 def quantize_int4(rows: Tensor, group_size: int, method: Method) -> Int4Weight:
-    """Round rows [n, width] to sixteen levels per group of columns."""
+    """Round rows [n, width] to the nearest of sixteen levels per group of columns."""
     rows = rows.float()
     width = rows.shape[1]
-    whole = width - width % group_size
+    scales, zeros = choose_levels(rows, group_size, method)
+    steps, lifts = (each.float().repeat_interleave(group_size, dim=1)[:, :width] for each in (scales, zeros))
+    codes = _codes(rows, steps, lifts).to(torch.uint8)
+    return Int4Weight(pack_nibbles(codes), scales, zeros, width, group_size)
+
+
+def choose_levels(rows: Tensor, group_size: int, method: Method) -> tuple[Tensor, Tensor]:
+    """Scales and zeros of float32 rows [n, width]: bfloat16 [n, ceil(width / group_size)]."""
+    whole = rows.shape[1] - rows.shape[1] % group_size
     choose = _CHOOSE[method]
     parts = []
     if whole:
-        parts.append(_quantize_groups(rows[:, :whole].reshape(rows.shape[0], -1, group_size), choose))
-    if whole < width:
-        parts.append(_quantize_groups(rows[:, None, whole:], choose))
-    codes, scales, zeros = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
-    return Int4Weight(pack_nibbles(codes), scales, zeros, width, group_size)
+        parts.append(choose(rows[:, :whole].reshape(rows.shape[0], -1, group_size)))
+    if whole < rows.shape[1]:
+        parts.append(choose(rows[:, None, whole:]))
+    scales, zeros = (torch.cat(each, dim=1).bfloat16() for each in zip(*parts, strict=True))
+    return scales, zeros
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
@@ -61,17 +74,9 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
-def _quantize_groups(
-    groups: Tensor, choose: Callable[[Tensor], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups [n, count, size] -> codes uint8 [n, count * size], scales and zeros bfloat16 [n, count]."""
-    scales, zeros = (each.bfloat16() for each in choose(groups))
-    codes = _codes(groups, scales.float()[..., None], zeros.float()[..., None])
-    return codes.to(torch.uint8).flatten(1), scales, zeros
-
-
-def _codes(groups: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    return (_divide(groups - zeros, scales).round_() + INT4_MIDDLE).clamp_(0, INT4_MOST)
+def _codes(values: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """The nearest code of each value, whose scale and zero stand at its place."""
+    return (_divide(values - zeros, scales).round_() + INT4_MIDDLE).clamp_(0, INT4_MOST)
 
 
 def _by_range(groups: Tensor, width: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -28,14 +28,17 @@ from kaminari.model.packs.format import (
     PackTarget,
     is_pack,
 )
+from kaminari.model.packs.gptq import Feedback, Moments, feedback, quantize_int4_by
 from kaminari.model.packs.reading import Pack, fingerprints, open_pack
 from kaminari.model.packs.rounding import Method, quantize_int4, quantize_int8
 from kaminari.model.packs.targets import Target, find_targets
 from kaminari.model.packs.tensor_file import TensorFile
-from kaminari.model.quantized import QuantizedWeight
+from kaminari.model.quantized import Int4Weight, QuantizedWeight
 
 # values of a weight that are worked on at once: few enough for a core's cache, where a fit is twice as fast
 BLOCK_VALUES = 1 << 17
+# of gptq, which takes a step per column, however many rows there are
+GPTQ_BLOCK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,13 @@ def make_pack(
     *,
     model: str,
     family: str,
+    moments: Moments | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MadePack:
     """Quantize a checkpoint into a folder, which replaces a pack that is there.
 
     model:     its name, for people
+    moments:   of the inputs of every linear; gptq alone needs them
     progress:  called with (values done, values in all); every value is written and then read back
 
     Raises `CheckpointError` or OSError; nothing is left behind then.
@@ -102,8 +107,9 @@ def make_pack(
         made.mkdir()
         metadata = {METADATA_KEY: header.model_dump_json(), "format": "pt"}
         with TensorFile(made / PACK_FILE, header.stored_tensors(), metadata) as file:
+            rounding = _Rounding(recipe, moments)
             for name, target in targets.items():
-                _write(file, name, target, recipe, checkpoint.tensors, counter)
+                _write(file, name, target, rounding, checkpoint.tensors, counter)
         errors = _read_back(open_pack(made, checkpoint, family), targets, checkpoint.tensors, counter)
         if folder.exists():
             folder.rename(Path(scratch) / "old")
@@ -155,20 +161,17 @@ def _write(
     file: TensorFile,
     name: str,
     target: Target,
-    recipe: Recipe,
+    rounding: _Rounding,
     tensors: Mapping[str, StoredTensor],
     counter: _Counter,
 ) -> None:
-    for first_row, rows in _blocks(tensors[target.source], target):
+    for first_row, rows in _blocks(tensors[target.source], target, rounding.block_values):
         if not bool(rows.isfinite().all()):
             raise CheckpointError(
                 f"{target.source} in {tensors[target.source].file.name} holds values that are not finite"
             )
-        weight: QuantizedWeight
-        if target.format is PackFormat.INT8:
-            weight = quantize_int8(rows)
-        else:
-            weight = quantize_int4(rows, recipe.group_size, recipe.method)
+        weight = rounding.round(target, rows)
+        if isinstance(weight, Int4Weight):
             file.write_rows(f"{name}.zeros", first_row, weight.zeros)
         file.write_rows(f"{name}.codes", first_row, weight.codes)
         file.write_rows(f"{name}.scales", first_row, weight.scales)
@@ -184,7 +187,7 @@ def _read_back(
         for name, target in targets.items():
             weight = pack.read(file, name)
             off = size = 0.0
-            for first_row, rows in _blocks(tensors[target.source], target):
+            for first_row, rows in _blocks(tensors[target.source], target, BLOCK_VALUES):
                 read = weight.rows(first_row, first_row + rows.shape[0]).dequantize()
                 off += float((read - rows).square().sum())
                 size += float(rows.square().sum())
@@ -193,14 +196,38 @@ def _read_back(
     return errors
 
 
-def _blocks(stored: StoredTensor, target: Target) -> Iterator[tuple[int, Tensor]]:
-    """The tensor in blocks of rows: (first row, float32 [n, width])."""
+def _blocks(stored: StoredTensor, target: Target, values: int) -> Iterator[tuple[int, Tensor]]:
+    """The tensor in blocks of rows that hold about as many values: (first row, float32 [n, width])."""
     height, width = target.shape
-    step = max(1, BLOCK_VALUES // width)
+    step = max(1, values // width)
     with open_file(stored.file) as file:
         view: Any = file.get_slice(target.source)
         for first_row in range(0, height, step):
             yield first_row, view[first_row : min(first_row + step, height)].float()
+
+
+class _Rounding:
+    """Rounds rows as a recipe says, and keeps what it knows of a linear's inputs for all its targets."""
+
+    def __init__(self, recipe: Recipe, moments: Moments | None) -> None:
+        self._recipe = recipe
+        self._moments = moments if recipe.method is Method.GPTQ else None
+        self._known: tuple[str, Feedback] | None = None
+        if recipe.method is Method.GPTQ and moments is None:
+            raise ValueError("gptq needs the moments of inputs")
+
+    @property
+    def block_values(self) -> int:
+        return BLOCK_VALUES if self._moments is None else GPTQ_BLOCK_VALUES
+
+    def round(self, target: Target, rows: Tensor) -> QuantizedWeight:
+        if target.format is PackFormat.INT8:
+            return quantize_int8(rows)
+        if self._moments is None:
+            return quantize_int4(rows, self._recipe.group_size, self._recipe.method)
+        if self._known is None or self._known[0] != target.parameter:
+            self._known = target.parameter, feedback(self._moments.of(target.parameter))
+        return quantize_int4_by(rows, self._recipe.group_size, self._known[1])
 
 
 class _Counter:

@@ -15,6 +15,7 @@ from torch import Tensor
 from kaminari.config import PackFormat
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.packs.format import METADATA_KEY, PACK_FILE
+from kaminari.model.packs.gptq import Moments
 from kaminari.model.packs.reading import Pack, open_pack
 from kaminari.model.packs.rounding import Method
 from kaminari.model.packs.writing import MadePack, Recipe, make_pack
@@ -26,9 +27,11 @@ INT4 = Recipe(PackFormat.INT4, 32, Method.RTN)
 INT4_HEAD = Recipe(PackFormat.INT4, 64, Method.FIT, head=True)
 
 
-def pack_of(checkpoint: Path, recipe: Recipe, folder: Path) -> MadePack:
+def pack_of(checkpoint: Path, recipe: Recipe, folder: Path, moments: Moments | None = None) -> MadePack:
     family = find_family(checkpoint)
-    return make_pack(family.open(checkpoint), recipe, folder, model="a model", family=family.name)
+    return make_pack(
+        family.open(checkpoint), recipe, folder, model="a model", family=family.name, moments=moments
+    )
 
 
 def reopened(checkpoint: Path, folder: Path) -> Pack:

@@ -14,6 +14,7 @@ from kaminari.model.family import CheckpointError, find_family
 from kaminari.model.packs import writing
 from kaminari.model.packs.format import PACK_FILE
 from kaminari.model.packs.rounding import Method, quantize_int4, quantize_int8
+from kaminari.model.packs.targets import matrices_by_parameter
 from kaminari.model.packs.tensor_file import TensorFile
 from kaminari.model.packs.writing import Recipe, make_pack
 from tests.model.packs.packs import INT4, INT4_HEAD, INT8, INT8_HEAD, header_of, pack_of, reopened
@@ -131,6 +132,31 @@ def test_a_failure_leaves_nothing_and_the_old_pack_in_place(
     assert [path.name for path in tmp_path.iterdir()] == ["pack"]
     assert header_of(folder)["format"] == "int8"
     reopened(tiny_checkpoint, folder)
+
+
+class Even:
+    """Moments of inputs that say nothing of each other."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._matrices = matrices_by_parameter(find_family(checkpoint).open(checkpoint).network)
+        self.asked: list[str] = []
+
+    def of(self, parameter: str) -> torch.Tensor:
+        self.asked.append(parameter)
+        return torch.eye(self._matrices[parameter].in_features)
+
+
+def test_gptq_asks_once_for_each_linear(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Where inputs say nothing of each other it is the same pack but for its name."""
+    moments = Even(tiny_checkpoint)
+    made = pack_of(tiny_checkpoint, Recipe(INT4.format, 32, Method.GPTQ), tmp_path / "gptq", moments)
+    fit = pack_of(tiny_checkpoint, Recipe(INT4.format, 32, Method.FIT), tmp_path / "fit")
+    assert (made.pack.header.method, fit.pack.header.method) == ("gptq", "fit")
+    assert made.errors == fit.errors
+    assert len(moments.asked) == len(set(moments.asked)) > 4
+    with pytest.raises(ValueError, match="gptq needs the moments"):
+        pack_of(tiny_checkpoint, Recipe(INT4.format, 32, Method.GPTQ), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_weights_that_are_not_finite_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:

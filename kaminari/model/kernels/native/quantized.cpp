@@ -189,11 +189,11 @@ void unpack_int8(const Int8& weight, int64_t output, Number* to) {
     put(to + i, static_cast<float>(from[i / 4 * LINE + i % 4] - 128) * scale);
 }
 
-// Returns 0, or 1 and writes nothing where a token is no output.
+// Returns 0, or 2 and writes nothing where a token is no output.
 template <class Number>
 int32_t rows_of(const Int8& weight, int64_t outputs, const int64_t* tokens, Number* out, int64_t count) {
   for (int64_t i = 0; i < count; i++)
-    if (tokens[i] < 0 || tokens[i] >= outputs) return 1;
+    if (tokens[i] < 0 || tokens[i] >= outputs) return 2;
   parallel(count, 8, [&](int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i++) unpack_int8(weight, tokens[i], out + i * weight.columns);
   });
