@@ -215,7 +215,9 @@ def main() -> int:
     args = parser.parse_args()
     alone = alone_ms(args.threads, args.slots, args.clients)
     with ExitStack() as stack:
-        servers = {depth: stack.enter_context(Server(args.threads, args.slots, depth)) for depth in args.depth}
+        servers = {
+            depth: stack.enter_context(Server(args.threads, args.slots, depth)) for depth in args.depth
+        }
         found = measure(servers, args.clients, args.rounds, args.seconds)
     results = []
     for (depth, clients), figures in found.items():

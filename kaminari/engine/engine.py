@@ -15,7 +15,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -38,6 +39,10 @@ log = logging.getLogger("kaminari.engine")
 
 CLOSING = "the server is shutting down"
 DEAD = "the engine has stopped"
+ARRIVAL_SECONDS = 0.02
+"""From a prepared prompt to its submission, at most, as far as others give way to it."""
+HELD_SECONDS = 0.005
+"""A tick in which nothing runs, since all that could gives way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Engine:
         self._lock = threading.Lock()
         self._open: dict[int, Request] = {}
         self._accepting = True
+        self._expected = 0
+        self._expected_until = 0.0
         self._last_progress = time.monotonic()
         outcome: queue.SimpleQueue[tuple[LoadedModel, EngineLoop] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -120,6 +127,20 @@ class Engine:
         """Each token as the vocabulary has it."""
         return self.frontend.texts.names(token_ids)
 
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Hold while a prompt is prepared whose answer will be watched: those that are not give way to it
+        as if it ran. Any thread.
+        """
+        with self._lock:
+            self._expected += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._expected -= 1
+                self._expected_until = time.monotonic() + ARRIVAL_SECONDS
+
     def submit(self, prompt: PreparedPrompt, params: SamplingParams, *, watched: bool = True) -> EventStream:
         """Queue a request and return its events. Never blocks.
 
@@ -152,6 +173,8 @@ class Engine:
                 raise QueueFull(f"{self._queue_size} requests are waiting already")
             if not self._open:
                 self._last_progress = request.submitted
+            if watched:
+                self._expected_until = 0.0
             self._open[request_id] = request
             self._inbox.put(request)
         return request.stream
@@ -212,6 +235,7 @@ class Engine:
             message = DEAD
             try:
                 while self._receive(loop):
+                    loop.expecting = self._expected > 0 or time.monotonic() < self._expected_until
                     loop.step()
                     self._last_progress = time.monotonic()
                 message = CLOSING
@@ -222,9 +246,11 @@ class Engine:
 
     def _receive(self, loop: EngineLoop) -> bool:
         """Take in what has arrived, waiting for it where there is nothing to do. False once closed."""
+        held = loop.held
         while True:
             try:
-                item = self._inbox.get(block=loop.idle)
+                item = self._inbox.get(loop.idle or held, HELD_SECONDS if held and not loop.idle else None)
+                held = False
             except queue.Empty:
                 return True
             if isinstance(item, _Close):

@@ -33,6 +33,9 @@ class EngineLoop:
     """The engine without its thread: requests that run, their scheduler, their runner, the pipeline between.
 
     on_end is called with the id of every request that is over, in whatever way.
+
+    expecting:  a watched request is about to come; prompts that nobody watches give way to it already
+    held:       the last tick ran nothing, and what there is to do gives way
     """
 
     def __init__(self, loaded: LoadedModel, on_end: Callable[[int], None]) -> None:
@@ -47,6 +50,8 @@ class EngineLoop:
         self._requests: dict[int, Request] = {}
         self._news: dict[int, list[Event]] = defaultdict(list)
         self._on_end = on_end
+        self.expecting = False
+        self.held = False
 
     @property
     def idle(self) -> bool:
@@ -89,7 +94,8 @@ class EngineLoop:
     def step(self) -> None:
         """Run one tick: at most one picture or chunk, then one token for every active row."""
         self.clock.start()
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(expecting=self.expecting)
+        self.held = not plan and not self.pipeline.in_flight
         self.clock.lap("plan")
         if plan.work is not None:
             request = self._requests[plan.work.job]

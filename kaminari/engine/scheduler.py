@@ -13,10 +13,10 @@ active rows:
 
 so neither a long prompt nor a big picture stalls a stream by more than one item.
 
-An answer that is streamed is watched; one that is sent whole is not. While a watched job runs, what nobody
-watches does not even take that one item, for `PATIENCE` ticks at most: a chat page's own calls for a title,
-tags and follow-ups come beside its chat, and nobody sees them wait. With jobs in the queue nothing gives way,
-since slots that wait would keep others out.
+An answer that is streamed is watched; one that is sent whole is not. While a watched job runs, or is about
+to come, what nobody watches does not even take that one item, for `PATIENCE` ticks at most: a chat page's own
+calls for a title, tags and follow-ups come beside its chat, and nobody sees them wait. With jobs in the queue
+nothing gives way, since slots that wait would keep others out.
 
 What holds:
   1. Jobs get slots in order of arrival. A job claims the slots of all its choices at once, or waits. Work
@@ -155,11 +155,14 @@ class Scheduler:
             raise ValueError("a job needs at least one prompt token and one token to make")
         self._waiting.append(job)
 
-    def plan(self) -> StepPlan:
-        """Return the next step and count it as scheduled. An empty plan means that there is nothing to do."""
+    def plan(self, *, expecting: bool = False) -> StepPlan:
+        """Return the next step and count it as scheduled. An empty plan means that there is nothing to do.
+
+        `expecting`: a watched job is about to come.
+        """
         self._admit()
         decode = tuple(self._decode_rows())
-        return StepPlan(self._next_work(), decode)
+        return StepPlan(self._next_work(expecting), decode)
 
     def runs(self, job: int, choice: int | None = None) -> bool:
         """Whether a job holds slots, or this choice of it does."""
@@ -206,8 +209,10 @@ class Scheduler:
             self._waiting.popleft()
             self._running[job.id] = _Running(job, slots, drawn=dict.fromkeys(range(job.choices), 0))
 
-    def _next_work(self) -> WorkItem | None:
-        right_of_way = not self._waiting and any(running.job.watched for running in self._running.values())
+    def _next_work(self, expecting: bool) -> WorkItem | None:
+        right_of_way = not self._waiting and (
+            expecting or any(running.job.watched for running in self._running.values())
+        )
         first: _Running | None = None
         for running in self._running.values():
             if running.prefilled == running.job.prompt_tokens:

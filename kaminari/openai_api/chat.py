@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from kaminari.engine.answer import Choice
 from kaminari.engine.events import FinishReason, ReasoningDelta, TokenLogprobs, ToolCallDelta
@@ -24,7 +25,8 @@ def prepare_chat(body: bytes, engine: Engine, media: Media) -> PreparedRequest:
     request = parse(ChatRequest, body)
     require_name(request.model, engine.info)
     params = to_params(request, engine.info)
-    prompt = engine.prepare(to_conversation(request, media))
+    with engine.expecting() if request.stream else nullcontext():
+        prompt = engine.prepare(to_conversation(request, media))
     return PreparedRequest(request, (prompt,), params, ChatWording(request, prompt))
 
 

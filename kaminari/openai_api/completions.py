@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from kaminari.engine.answer import Choice
 from kaminari.engine.events import Delta, FinishReason, TokenLogprobs
@@ -28,10 +29,11 @@ def prepare_completion(body: bytes, engine: Engine, _: Media, *, most_prompts: i
     if len(request.prompt) > most_prompts:
         raise invalid(f"`prompt` must hold at most {most_prompts} prompts", param="prompt")
     several = len(request.prompt) > 1
-    prompts = tuple(
-        engine.prepare_text(prompt, f"prompt[{place}]" if several else "prompt")
-        for place, prompt in enumerate(request.prompt)
-    )
+    with engine.expecting() if request.stream else nullcontext():
+        prompts = tuple(
+            engine.prepare_text(prompt, f"prompt[{place}]" if several else "prompt")
+            for place, prompt in enumerate(request.prompt)
+        )
     echoes = [_text(prompt, engine) if request.echo else "" for prompt in request.prompt]
     return PreparedRequest(request, prompts, params, TextWording(request, prompts, echoes))
 

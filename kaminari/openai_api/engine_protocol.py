@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from kaminari.engine.conversation import Conversation
@@ -30,6 +31,10 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    def expecting(self) -> AbstractContextManager[None]:
+        """Hold while a prompt is prepared whose answer will be watched. Thread-safe."""
+        ...
 
     def prepare(self, conversation: Conversation) -> PreparedPrompt:
         """Decode, template and tokenize. Slow, thread-safe. Raises `RequestError`."""

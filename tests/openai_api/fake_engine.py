@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class FakeEngine:
     """Plays `script` for each request: at once, or with `pause` seconds after each step on a thread.
 
     conversations, texts, params, watched:  what was handed over
+    expected:               when `expecting` began and ended
     live:                   streams that have neither ended nor been aborted
     aborted:                how many were
     """
@@ -85,6 +87,7 @@ class FakeEngine:
         self.texts: list[str | Sequence[int]] = []
         self.params: list[SamplingParams] = []
         self.watched: list[bool] = []
+        self.expected: list[bool] = []
         self.prepare_hook: Callable[[], None] = lambda: None
         self.submit_hook: Callable[[], None] = lambda: None
         self.alive = True
@@ -92,6 +95,14 @@ class FakeEngine:
         self.live = 0
         self.aborted = 0
         self._changed = threading.Condition()
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        self.expected.append(True)
+        try:
+            yield
+        finally:
+            self.expected.append(False)
 
     def prepare(self, conversation: Conversation) -> PreparedPrompt:
         self.conversations.append(conversation)
