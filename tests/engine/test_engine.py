@@ -77,6 +77,46 @@ def test_many_threads_get_the_answer_that_one_gets(engine: Engine) -> None:
     until_free(engine)
 
 
+def until_held(engine: Engine) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not engine._loop.held:
+        assert time.monotonic() < deadline, engine.status()
+        time.sleep(0.001)
+
+
+def test_what_nobody_watches_waits_for_a_stream_that_is_prepared(engine: Engine) -> None:
+    prompt = engine.prepare(Conversation.ask("What is 3?"))
+    alone = collect(engine.submit(prompt, GREEDY, watched=False)).choices[0].token_ids
+    with engine.expecting():
+        unwatched = engine.submit(prompt, GREEDY, watched=False)
+        until_held(engine)
+        assert collect(engine.submit(prompt, GREEDY)).choices[0].token_ids == alone
+        assert not unwatched._events, "it went on although another stream is on its way"
+    assert collect(unwatched).choices[0].token_ids == alone
+    until_free(engine)
+
+
+def test_what_waits_for_a_stream_ends_when_it_is_aborted(engine: Engine) -> None:
+    prompt = engine.prepare(Conversation.ask("What is 3?"))
+    with engine.expecting():
+        stream = engine.submit(prompt, LONG, watched=False)
+        until_held(engine)
+        stream.abort()
+        until_free(engine)
+
+
+def test_a_stream_that_never_comes_holds_nobody_up_for_good(engine: Engine) -> None:
+    """Neither while it is prepared nor where its preparation fails."""
+    prompt = engine.prepare(Conversation.ask("What is 3?"))
+    with engine.expecting():
+        assert collect(engine.submit(prompt, GREEDY, watched=False)).text is not None
+    with pytest.raises(RequestError), engine.expecting():
+        engine.prepare_text([10**9])
+    assert engine._expected == 0
+    assert collect(engine.submit(prompt, GREEDY, watched=False)).text is not None
+    until_free(engine)
+
+
 async def test_async_readers_and_one_that_leaves(engine: Engine) -> None:
     prompt = engine.prepare(Conversation.ask("Go on and on."))
     stay, leave = engine.submit(prompt, GREEDY), engine.submit(prompt, LONG)

@@ -123,6 +123,41 @@ def test_patience_counts_the_ticks_in_which_streams_went_first() -> None:
     assert [work and work.job for work in works(scheduler, PATIENCE + 4)] == [2] * PATIENCE + [1, 1, 2, None]
 
 
+def test_a_stream_that_is_expected_has_the_right_of_way_already() -> None:
+    scheduler = Scheduler(slots=2, prefill_chunk=4)
+    scheduler.add(Job(1, prompt_tokens=4, max_tokens=9, watched=False))
+    scheduler.plan()
+    scheduler.add(Job(2, prompt_tokens=8, max_tokens=9, watched=False))
+    plan = scheduler.plan(expecting=True)
+    assert plan.work is None
+    assert [row.job for row in plan.decode] == [1]
+    assert spans([scheduler.plan().work, scheduler.plan(expecting=True).work, scheduler.plan().work]) == [
+        (0, 4),
+        None,
+        (4, 8),
+    ]
+
+
+def test_streams_run_while_another_is_expected() -> None:
+    scheduler = Scheduler(slots=1, prefill_chunk=4)
+    scheduler.add(Job(1, prompt_tokens=8, max_tokens=9))
+    assert spans([scheduler.plan(expecting=True).work for _ in range(2)]) == [(0, 4), (4, 8)]
+
+
+def test_nobody_gives_way_to_what_is_expected_for_longer_than_patience_lasts() -> None:
+    scheduler = Scheduler(slots=1, prefill_chunk=4)
+    scheduler.add(Job(1, prompt_tokens=8, max_tokens=9, watched=False))
+    assert not any(scheduler.plan(expecting=True) for _ in range(PATIENCE))
+    assert spans([scheduler.plan(expecting=True).work]) == [(0, 4)]
+
+
+def test_nobody_gives_way_to_what_is_expected_while_others_wait() -> None:
+    scheduler = Scheduler(slots=1, prefill_chunk=4)
+    for job in (1, 2):
+        scheduler.add(Job(job, prompt_tokens=4, max_tokens=9, watched=False))
+    assert spans([scheduler.plan(expecting=True).work]) == [(0, 4)]
+
+
 def test_nobody_gives_way_while_others_wait_for_a_slot() -> None:
     scheduler = Scheduler(slots=2, prefill_chunk=4)
     scheduler.add(Job(1, prompt_tokens=4, max_tokens=9))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from kaminari.engine.errors import RequestError
 from kaminari.engine.events import ChoiceFinished, Delta, Failed, FinishReason
 from tests.openai_api.fake_engine import INFO, PROMPT_IDS, FakeEngine, endless, finished, says
 from tests.openai_api.harness import error_of, events_of, post
@@ -197,6 +198,24 @@ async def test_a_fault_of_the_formatter_still_ends_with_done(monkeypatch: pytest
     assert got[-1]["error"]["code"] == "internal_error"
     assert "secret" not in str(got)
     assert engine.wait_until_idle()
+
+
+async def test_the_engine_expects_a_stream_while_its_prompt_is_prepared() -> None:
+    engine = FakeEngine()
+    during: list[list[bool]] = []
+    engine.prepare_hook = lambda: during.append(list(engine.expected))
+    await post(engine)
+    assert engine.expected == []
+    await chunks(engine)
+    assert during == [[], [True]]
+    assert engine.expected == [True, False]
+
+    def refuse() -> None:
+        raise RequestError("no such picture", field="messages")
+
+    engine.prepare_hook = refuse
+    assert (await post(engine, stream=True)).status_code == 400
+    assert engine.expected == [True, False] * 2
 
 
 async def test_finished_requests_leave_nothing_running() -> None:

@@ -57,6 +57,14 @@ async def test_the_engine_knows_which_answers_are_watched() -> None:
     assert engine.watched == [False, False, True]
 
 
+async def test_the_engine_expects_a_stream_while_its_prompts_are_prepared() -> None:
+    engine = FakeEngine()
+    await send(engine, stream=False)
+    assert engine.expected == []
+    await send(engine, stream=True)
+    assert engine.expected == [True, False]
+
+
 async def test_the_default_is_sixteen_tokens() -> None:
     engine = FakeEngine()
     await send(engine)
