@@ -57,7 +57,9 @@ def run(argv: Sequence[str]) -> int:
         metavar="FILE",
         help="gptq: pages, as of --pages, that stand for the model's use (default: built-in prompts)",
     )
-    parser.add_argument("--head", action="store_true", help="make the head int8 too")
+    parser.add_argument(
+        "--head", action="store_true", help="make the head int8 too, and an embedding that is tied to it"
+    )
     parser.add_argument(
         "-o",
         "--out",
