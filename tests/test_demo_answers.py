@@ -1,7 +1,7 @@
 """The main job, end to end: the openai SDK over a real socket asks the demo model about fresh pictures.
 
-One question of each task that the demo's page lists, each with the answer that is right for its picture: once
-about pictures as the examples draw them, once about the generator's, drawn from fixed seeds.
+One question of each task that the demo was trained on, each with the answer that is right for its picture:
+once about pictures as the examples draw them, once about the generator's, drawn from fixed seeds.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from rich.progress import Progress
 from examples.demo_model.askers import Ask, engine_asker, served_model, server_asker
 from examples.demo_model.sample import Sample
 from examples.demo_model.scoring import Score
-from examples.demo_model.tasks import EVALUATED, TASKS, evaluation_samples
+from examples.demo_model.tasks import ALL_TASKS, EVALUATED, evaluation_samples
 from kaminari import Engine
 from kaminari.config import ConfigError, load_settings
 
@@ -124,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--key", default="not-needed", help="the server's API key")
     parser.add_argument("-n", type=int, default=60, metavar="COUNT", help="questions of each row (60)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other pictures (0)")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=list(ALL_TASKS), default=list(ALL_TASKS), metavar="TASK"
+    )
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="questions at a time (8)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the scores and all wrong answers here"

@@ -132,7 +132,10 @@ def _run_in_process(
     if any(
         figure.over_floor is not None and figure.over_floor < 1 for figure in recorder.figures(found.limits)
     ):
-        recorder.note("a figure lies below its floor: the machine was busy whenever its limits were measured")
+        recorder.note(
+            "a figure lies below its floor: the machine was busy whenever its limits were measured, or a "
+            "pack's products are of fewer bits than those of the limit"
+        )
     if options.profile:
         for batch in options.batches:
             recorder.starting(f"profile of batch {batch}")
