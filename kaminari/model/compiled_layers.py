@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from kaminari.config.folders import FolderError, cache_folder, owned
 from kaminari.model.family import CheckpointError
@@ -43,7 +43,8 @@ class PartedLayer(nn.Module):
     def run(self, part: Callable[..., Result], hidden: Tensor, *others: Tensor) -> Result:
         """A part of this layer, called with the layer, hidden [T, hidden] and the others.
 
-        Raises `CheckpointError` where it does not compile.
+        Raises `CheckpointError` where it does not compile, or was compiled for too many other models, dtypes
+        or counts of threads in this process.
         """
         if not self.compiled or hidden.shape[0] > MOST_TOKENS:
             return part(self, hidden, *others)
@@ -53,7 +54,7 @@ class PartedLayer(nn.Module):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
             return _compiled(part)(self, hidden, *others)  # type: ignore[no-any-return]
-        except TorchDynamoException as error:
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             raise CheckpointError(
                 f"the decoder's layers do not compile here ({_reason(error)}); "
                 "set KAMINARI_MODEL__COMPILE=off"
@@ -83,5 +84,7 @@ def _compiled(part: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reason(error: Exception) -> str:
     """The first line of what went wrong; where a backend failed, that of its own error."""
+    if isinstance(error, FailOnRecompileLimitHit):
+        return "this process compiled them for as many models, dtypes and counts of threads as torch allows"
     cause = getattr(error, "inner_exception", error)
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]

@@ -54,7 +54,7 @@ class Matrix(nn.Module):
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> x @ weight.T [rows, out_features]"""
-        if self.kernel is None or torch.compiler.is_compiling():
+        if self.kernel is None or torch.compiler.is_dynamo_compiling():
             return F.linear(x, self.weight)
         return self.kernel.multiply(x)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._export.utils import _compiling_state_context
 
 from kaminari.config import load_settings
 from kaminari.config.folders import FolderError, owned
@@ -17,6 +18,7 @@ from kaminari.engine.placement import PlacementError
 from kaminari.model import compiled_layers
 from kaminari.model.compiled_layers import CACHE_VARIABLE, MOST_TOKENS, PartedLayer, compile_layers
 from kaminari.model.family import CheckpointError
+from kaminari.model.kernels import cpu_norm, cpu_rows
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,6 +76,29 @@ def test_a_part_that_does_not_compile_is_refused_by_name() -> None:
     compile_layers(layer)
     with pytest.raises(CheckpointError, match=r"do not compile here .*KAMINARI_MODEL__COMPILE=off"):
         layer(torch.ones(1, 2))
+
+
+# torch's own inductor still uses torch.jit where it is imported
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_part_that_was_compiled_too_often_is_refused_by_name() -> None:
+    """Every dtype and count of threads is a graph more, of as many as torch allows in a process."""
+    layer = Doubling()
+    compile_layers(layer)
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        assert torch.equal(layer(torch.ones(1, 2)), torch.full((1, 2), 2.0))
+        with pytest.raises(CheckpointError, match=r"as torch allows.*KAMINARI_MODEL__COMPILE=off"):
+            layer(torch.ones(1, 2, dtype=torch.float64))
+
+
+def test_who_compiles_elsewhere_changes_no_kernel_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch says `is_compiling` to every thread while one of them compiles."""
+    x = torch.ones(1, 4)
+    before = cpu_rows.fits(x), cpu_norm.fits(x)
+    with _compiling_state_context():
+        assert torch.compiler.is_compiling()
+        assert (cpu_rows.fits(x), cpu_norm.fits(x)) == before
+    assert torch.compile(lambda x: x + cpu_rows.fits(x) + cpu_norm.fits(x), backend="eager")(x)[0, 0] == 1
 
 
 def test_a_cache_folder_that_others_may_write_is_refused(

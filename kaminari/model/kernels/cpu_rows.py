@@ -20,7 +20,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 def fits(x: Tensor) -> bool:
     """Whether the kernels are there and were made for tensors like this one; never while compiling."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return False
     return x.is_cpu and x.dtype in _DTYPES and native_kernels().library is not None
 
