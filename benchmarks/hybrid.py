@@ -37,6 +37,8 @@ from benchmarks.hybrid_sections import (
 from benchmarks.sides import CPU, Ours, Theirs
 from kaminari.engine.placement import multiplies_bfloat16
 
+TIERS = (2048, 5120, 8192, 10240)
+
 
 def main(argv: Sequence[str]) -> int:
     args = _parse(argv)
@@ -96,7 +98,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "folder", type=Path, help="a checkpoint of MiniCPM-V 4.6, such as make_checkpoint writes"
     )
-    parser.add_argument("--prefill", type=int, nargs="+", default=[], metavar="TOKENS", help="tiers")
+    parser.add_argument(
+        "--prefill",
+        type=int,
+        nargs="*",
+        metavar="TOKENS",
+        help=f"tiers; without a number {', '.join(map(str, TIERS))}",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of the shortest tier; the others run once")
     parser.add_argument("--as-shipped", action="store_true", help="the shortest tier with every logit too")
     parser.add_argument(
@@ -115,6 +123,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not (args.folder / "config.json").is_file():
         parser.error(f"no checkpoint in {args.folder}")
+    args.prefill = [] if args.prefill is None else args.prefill or list(TIERS)
     if not (args.prefill or args.components or args.scan or args.decode or args.picture):
         parser.error("nothing to measure; name a section")
     if args.cpu_time and args.threads != 1:
