@@ -30,6 +30,8 @@ from kaminari.model.linear import Linear
 
 MARK = "kaminari: "
 AROUND, HOST, SAMPLING = "embedding, rotation, sums", "host", "sampling"
+MIXING = {"attend": "attention", "recur": "recurrence"}
+"""What a layer's mixer does between its projections."""
 PROFILED_STEPS = 3
 PLAIN_STEPS = 8
 
@@ -88,6 +90,9 @@ def named_ranges(model: VisionLanguageModel) -> Iterator[None]:
             if isinstance(part, Norm):
                 for verb in ("behind", "turned"):
                     _wrap(part, verb, "norms", undo)
+            for verb, name in MIXING.items():
+                if hasattr(part, verb):
+                    _wrap(part, verb, name, undo)
         for verb, name in (("forward", AROUND), ("head", "head")):
             _wrap(network, verb, name, undo)
         yield
@@ -99,11 +104,7 @@ def component_of(part: nn.Module) -> str | None:
         return "projections"
     if isinstance(part, Norm):
         return "norms"
-    if isinstance(part, SwiGLU):
-        return "activation"
-    if hasattr(part, "decay_log"):
-        return "recurrence"
-    return "attention" if hasattr(part, "head_dim") else None
+    return "activation" if isinstance(part, SwiGLU) else None
 
 
 def _watch(part: nn.Module, name: str, undo: ExitStack) -> None:

@@ -7,6 +7,8 @@ import stat
 import sys
 from pathlib import Path
 
+CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
 
 def cache_folder() -> Path:
     """The folder for what can be made anew at any time; not made here.
@@ -39,3 +41,12 @@ def owned(folder: Path) -> Path:
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise FolderError(f"the cache folder {folder} is open to other users")
     return folder
+
+
+def claim_code_cache() -> None:
+    """Name a folder of kaminari's own to torch's compiler, unless the environment names one (`CODE_CACHE`).
+
+    Raises `FolderError`.
+    """
+    if CODE_CACHE not in os.environ:
+        os.environ[CODE_CACHE] = str(owned(cache_folder() / "compiled"))

@@ -11,7 +11,6 @@ is compiled is the same on every device.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
@@ -20,14 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-from kaminari.config.folders import FolderError, cache_folder, owned
+from kaminari.config.folders import CODE_CACHE, FolderError, claim_code_cache
 from kaminari.model.family import CheckpointError
 from kaminari.model.kernels.native.program import refuse
 
 MOST_TOKENS = 16
 """Steps of more tokens run uncompiled."""
-
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 Result = TypeVar("Result")
 
@@ -67,11 +64,10 @@ def compile_layers(network: nn.Module) -> None:
     What the compiler makes is kept in kaminari's cache folder, which only its owner may write, unless
     `TORCHINDUCTOR_CACHE_DIR` names another. Raises `CheckpointError` where there is no such folder.
     """
-    if CACHE_VARIABLE not in os.environ:
-        try:
-            os.environ[CACHE_VARIABLE] = str(owned(cache_folder() / "compiled"))
-        except FolderError as error:
-            raise CheckpointError(f"model.compile: {error}; set {CACHE_VARIABLE} to another") from error
+    try:
+        claim_code_cache()
+    except FolderError as error:
+        raise CheckpointError(f"model.compile: {error}; set {CODE_CACHE} to another") from error
     for layer in network.modules():
         if isinstance(layer, PartedLayer):
             layer.compiled = True

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from kaminari.config import CompileChoice
-from kaminari.model.compiled_layers import CACHE_VARIABLE
+from kaminari.config.folders import CODE_CACHE
 from tests.engine import harness
 from tests.engine.harness import hand_loop, poison
 from tests.engine.test_loop import PROMPTS, check, conversation, golden_answer
@@ -30,7 +30,7 @@ def test_compiled_steps_give_the_references_tokens(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CODE_CACHE, str(tmp_path))
     monkeypatch.setattr(harness, "COMPILE", CompileChoice.ON)
     torch.compiler.reset()
     counters.clear()

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch._export.utils import _compiling_state_context
 
 from kaminari.config import load_settings
-from kaminari.config.folders import FolderError, owned
+from kaminari.config.folders import CODE_CACHE, FolderError, owned
 from kaminari.engine.loading import plan_model
 from kaminari.engine.placement import PlacementError
 from kaminari.model import compiled_layers
-from kaminari.model.compiled_layers import CACHE_VARIABLE, MOST_TOKENS, PartedLayer, compile_layers
+from kaminari.model.compiled_layers import MOST_TOKENS, PartedLayer, compile_layers
 from kaminari.model.family import CheckpointError
 from kaminari.model.kernels import cpu_norm, cpu_rows
 
@@ -25,7 +25,7 @@ from kaminari.model.kernels import cpu_norm, cpu_rows
 def fresh_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is compiled here goes into a folder of its own, and is forgotten afterwards."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv(CODE_CACHE, str(tmp_path_factory.mktemp("compiled")))
         torch.compiler.reset()
         yield
         torch.compiler.reset()
@@ -104,18 +104,18 @@ def test_who_compiles_elsewhere_changes_no_kernel_here(monkeypatch: pytest.Monke
 def test_a_cache_folder_that_others_may_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.delenv(CODE_CACHE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "kaminari" / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     with pytest.raises(FolderError, match="open to other users"):
         owned(folder)
-    with pytest.raises(CheckpointError, match=f"model.compile: .*open to other users.*{CACHE_VARIABLE}"):
+    with pytest.raises(CheckpointError, match=f"model.compile: .*open to other users.*{CODE_CACHE}"):
         compile_layers(Doubling())
     folder.chmod(0o700)
     compile_layers(Doubling())
-    assert os.environ[CACHE_VARIABLE] == str(folder)
+    assert os.environ[CODE_CACHE] == str(folder)
 
 
 def test_a_pack_is_refused(tmp_path: Path) -> None:

@@ -47,6 +47,10 @@ class GatedAttention(nn.Module):
         q, gates = queries[:, 0::2], queries[:, 1::2]
         return self.q_norm.turned(q, cos, sin), gates, self.k_norm.turned(k, cos, sin), v
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
+        """-> [T, heads, head_dim], not yet gated; see `kaminari.model.attention.attend`."""
+        return attend(q, k, v, layer, batch)
+
 
 class HybridLayer(PartedLayer):
     """A mixer of either kind and SwiGLU, each behind a norm and added to its input."""
@@ -62,7 +66,7 @@ class HybridLayer(PartedLayer):
         """[T, hidden] -> [T, hidden]."""
         if isinstance(self.mixer, GatedAttention):
             q, gates, k, v = self.run(HybridLayer.enter_attention, hidden, *rotation)
-            attended = attend(q, k, v, cast(AttentionKV, state), batch)
+            attended = self.mixer.attend(q, k, v, cast(AttentionKV, state), batch)
             return self.run(HybridLayer.leave_attention, hidden, attended, gates)
         projected = self.run(HybridLayer.enter_delta, hidden)
         mixed = self.mixer.recur(projected, cast(GatedDeltaState, state), batch)

@@ -40,6 +40,10 @@ class Attention(nn.Module):
         q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), dim=1)
         return self.q_norm.turned(q, cos, sin), self.k_norm.turned(k, cos, sin), v
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch) -> Tensor:
+        """What `project` returned -> [T, heads, head_dim]; see `kaminari.model.attention.attend`."""
+        return attend(q, k, v, layer, batch)
+
 
 class DecoderLayer(PartedLayer):
     """Attention and SwiGLU, each behind a norm and added to its input."""
@@ -54,7 +58,7 @@ class DecoderLayer(PartedLayer):
     def forward(self, hidden: Tensor, rotation: Rotation, layer: AttentionKV, batch: StepBatch) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         q, k, v = self.run(DecoderLayer.enter, hidden, *rotation)
-        return self.run(DecoderLayer.leave, hidden, attend(q, k, v, layer, batch))
+        return self.run(DecoderLayer.leave, hidden, self.attention.attend(q, k, v, layer, batch))
 
     def enter(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, hidden] -> q, k and v as `Attention.project` has them."""
