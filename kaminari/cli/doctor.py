@@ -1,7 +1,7 @@
 """`kaminari doctor`: whether this machine can serve a model, how much of it fits, and what is missing.
 
 Reads headers and configuration, and downloads nothing unless told to; weights only with `--measure`, which
-decodes for a minute to recommend settings.
+decodes for a minute to recommend settings. On CUDA it tries the kernels of attention on a few small rows.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def describe(plan: ModelPlan, settings: Settings) -> list[Fact]:
         Fact("device", str(plan.device)),
         Fact("dtype", f"{_chosen(dtypes.decoder, settings.model.dtype)}, vision {dtype_name(dtypes.vision)}"),
         Fact("quantization", _quantization(plan)),
-        *_kernels(plan, settings),
+        _kernels(plan, settings),
         Fact("weights", format_bytes(footprint.weights)),
         Fact(
             "cache",
@@ -105,14 +105,15 @@ def _chosen(dtype: object, choice: str) -> str:
     return f"{dtype_name(dtype)} (auto)" if choice == "auto" else dtype_name(dtype)
 
 
-def _kernels(plan: ModelPlan, settings: Settings) -> list[Fact]:
-    """Whose kernels would run; on CUDA there is no choice."""
-    if plan.device.type != "cpu":
-        return []
+def _kernels(plan: ModelPlan, settings: Settings) -> Fact:
+    """Whose kernels would run; on CUDA after trying those of attention."""
     from kaminari.cli.machine import Fact
+    from kaminari.engine.loading import kernels_word
     from kaminari.model.kernels.native.build import foreseen_word
 
-    return [Fact("kernels", foreseen_word(settings.model.kernels is KernelChoice.AUTO))]
+    return Fact(
+        "kernels", kernels_word(plan, lambda: foreseen_word(settings.model.kernels is KernelChoice.AUTO))
+    )
 
 
 def _quantization(plan: ModelPlan) -> str:

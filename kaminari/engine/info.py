@@ -16,7 +16,8 @@ class EngineInfo:
     vocab_size:  token ids are below it
     choices:     the most choices (n) that one request may ask for
     aliases:     other names that requests may use for the model
-    kernels:     whose kernels run on a CPU, as `native avx2` or `aten (no C++ compiler)`; empty elsewhere
+    kernels:     whose kernels run: on a CPU as `native avx2` or `aten (no C++ compiler)`, on CUDA those of
+                 attention, as `Triton for decode and varlen_attn for prompts`
     pipeline_depth:
                  steps in flight
     prefill_chunk:

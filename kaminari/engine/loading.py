@@ -36,6 +36,7 @@ from kaminari.engine.placement import (
     resolve_dtypes,
 )
 from kaminari.engine.sampling_table import SAMPLING_TABLE_BYTES
+from kaminari.model.attention import cuda_word
 from kaminari.model.family import (
     CheckpointError,
     Family,
@@ -179,11 +180,19 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         cache_bytes=plan.capacity.cache_bytes,
         demo=isinstance(settings.model.source, Demo),
         aliases=settings.model.aliases,
-        kernels=native_kernels().word if plan.device.type == "cpu" else "",
+        kernels=kernels_word(plan, lambda: native_kernels().word),
         pipeline_depth=pipeline_depth(settings, plan.device),
         prefill_chunk=prefill_chunk(settings.engine.prefill_chunk, plan.capacity.weight_bytes, plan.device),
     )
     return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)
+
+
+def kernels_word(plan: ModelPlan, native: Callable[[], str]) -> str:
+    """Whose kernels run: what `native` says on a CPU; on CUDA those of attention, which are tried for it."""
+    if plan.device.type == "cpu":
+        return native()
+    heads = plan.footprint.heads
+    return "" if heads is None else cuda_word(plan.device, plan.dtypes.decoder, heads)
 
 
 def picture_rules(settings: PictureSettings) -> PictureRules:

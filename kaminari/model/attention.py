@@ -4,14 +4,14 @@ This module owns the layout of the cache's reads and writes. It reads each row's
 capacity, gathers nothing, and lets no row see another. `attend_rows` runs everywhere, row by row through
 torch's own attention, and is the oracle that other backends are compared with. On CUDA, where Triton is
 installed, a step whose rows have one to eight tokens each goes to `kaminari.model.kernels.split_kv`: it
-reads slots and lengths on the device. On a CPU, where our own kernels are built, every row of one to eight
-tokens goes to `kaminari.model.kernels.cpu_attention`, whatever the other rows of its step are, and longer
-rows too where it was made for their heads.
+reads slots and lengths on the device. Every other row goes there to the first kernel of `row_attention` that
+is right on the device. On a CPU, where our own kernels are built, every row of one to eight tokens goes to
+`kaminari.model.kernels.cpu_attention`, whatever the other rows of its step are, and longer rows too where it
+was made for their heads. No path holds the scores of a whole prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 
@@ -22,7 +22,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, SlotCache
+from kaminari.model.fused_attention import fused_attention
 from kaminari.model.kernels import cpu_attention
+from kaminari.model.row_attention import AttendRow, HeadSizes, RowAttention, first_right
 
 PRODUCT_QUERIES = 128  # tokens whose scores are held at once in `_attend_in_products`
 FEWEST_FOR_PRODUCTS = 16
@@ -41,7 +43,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch
         return _attend_on_cpu(q, k, v, layer, batch)
     kernels = _triton_kernels(q.device.type)
     if kernels is None or len(set(batch.host.q_lens)) > 1 or not kernels.fits(q, batch.host.q_lens[0]):
-        return attend_rows(q, k, v, layer, batch)
+        sizes = HeadSizes(q.shape[1], k.shape[1], q.shape[2])
+        output = torch.empty_like(q)
+        attend_row = row_attention(q.device, q.dtype, sizes).attend_row
+        _attend_longer_rows(q, k, v, layer, batch, 0, attend_row, output)
+        return output
     kernels.write(k, v, layer.keys, layer.values, batch.slots, batch.kv_lens)
     longest = max(batch.host.kv_lens)
     answer: Tensor = kernels.attend(q, layer.keys, layer.values, batch.slots, batch.kv_lens, longest)
@@ -59,6 +65,35 @@ def captures(cache: SlotCache) -> bool:
         and kernels.fits(layer.keys[0], 1)
         for layer in cache.layers
     )
+
+
+@cache
+def row_attention(device: torch.device, dtype: torch.dtype, sizes: HeadSizes) -> RowAttention:
+    """What attends the rows of a device that no kernel for short rows takes. On CUDA tried there, once."""
+    if device.type != "cuda":
+        return RowAttention("sdpa", _attend_row)
+    # Imported where it is used: a CPU has no use for it.
+    from kaminari.model.kernels import varlen
+
+    kernels = (
+        ("varlen_attn", varlen.attend_row),
+        ("sdpa", _attend_row_fused),
+        ("products", _attend_in_products),
+    )
+    return first_right(kernels, device, dtype, sizes)
+
+
+def cuda_word(device: torch.device, dtype: torch.dtype, sizes: HeadSizes) -> str:
+    """Whose kernels attend on CUDA, for reports: `Triton for decode and varlen_attn for prompts`."""
+    kernels = _triton_kernels(device.type)
+    rows = row_attention(device, dtype, sizes)
+    if kernels is None:
+        decode = f"{rows.name} for decode (Triton is not installed)"
+    elif not kernels.fits(torch.empty(1, sizes.heads, sizes.head_dim, device="meta"), 1):
+        decode = f"{rows.name} for decode (not Triton: heads of {sizes.head_dim})"
+    else:
+        decode = "Triton for decode"
+    return f"{decode} and {rows.word}"
 
 
 @cache
@@ -104,13 +139,10 @@ def _attend_longer_rows(
     layer: AttentionKV,
     batch: StepBatch,
     more_than: int,
-    attend_row: Callable[[Tensor, Tensor, Tensor], Tensor],
+    attend_row: AttendRow,
     output: Tensor,
 ) -> None:
-    """Write and attend for every row of more than so many new tokens; the others' output stays.
-
-    attend_row:  as `_attend_row`
-    """
+    """Write and attend for every row of more than so many new tokens; the others' output stays."""
     rows = batch.host
     start = 0
     for slot, q_len, kv_len in zip(rows.slots, rows.q_lens, rows.kv_lens, strict=True):
@@ -149,12 +181,19 @@ def _attend_row(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return output.permute(2, 1, 0, 3).reshape(q_len, heads, head_dim)
 
 
+def _attend_row_fused(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """As `_attend_row`, by a fused kernel. Raises RuntimeError where there is none for it."""
+    with fused_attention():
+        return _attend_row(q, keys, values)
+
+
 def _attend_in_products(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """As `_attend_row`, as two matrix products and a softmax per kv head and block of queries.
 
     In bfloat16 on a CPU this takes 0.5 to 0.8 of the time of `scaled_dot_product_attention`, whose own small
     products do not reach the processor's rate. As there, scores and softmax are float32: a product in
-    bfloat16 would round the scores and take half of the time, at five times the error.
+    bfloat16 would round the scores and take half of the time, at five times the error. It runs on every
+    device, and holds the scores of one block alone.
     """
     q_len, heads, head_dim = q.shape
     kv_heads, kv_len, _ = keys.shape
@@ -162,7 +201,7 @@ def _attend_in_products(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     grouped = q.view(q_len, kv_heads, group, head_dim)
     wide_keys = keys.float()
     output = torch.empty_like(grouped)
-    later = torch.ones(PRODUCT_QUERIES, PRODUCT_QUERIES, dtype=torch.bool).triu_(1)[:, None]
+    later = torch.ones(PRODUCT_QUERIES, PRODUCT_QUERIES, dtype=torch.bool, device=q.device).triu_(1)[:, None]
     scratch = wide_keys.new_empty(min(PRODUCT_QUERIES, q_len) * group * kv_len)
     for start in range(0, q_len, PRODUCT_QUERIES):
         block = grouped[start : start + PRODUCT_QUERIES]

@@ -25,6 +25,7 @@ from kaminari.model.batch import StepBatch
 from kaminari.model.cache import SlotCache
 from kaminari.model.calls import CallFormat
 from kaminari.model.picture import Picture
+from kaminari.model.row_attention import HeadSizes
 
 if TYPE_CHECKING:
     from kaminari.model.loading import OpenCheckpoint
@@ -150,12 +151,14 @@ class Footprint:
     """Bytes a checkpoint needs before anything runs: weights in all, and cache per slot and token.
 
     vocab_size:  how many logits its head makes
+    heads:       of its attention layers; None where it has none
     """
 
     weights: int
     cache_per_token: int
     cache_per_slot: int = 0
     vocab_size: int = 0
+    heads: HeadSizes | None = None
 
 
 class Family(Protocol):

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from kaminari.model.family import VisionRows
+from kaminari.model.fused_attention import fused_attention
 from kaminari.model.loading import Placement
 from kaminari.model.picture import Grid
-from kaminari.model.vision_layers import PatchEmbedding, fused_attention
+from kaminari.model.vision_layers import PatchEmbedding
 
 
 def build_tower(tower_class: Any, config: Any) -> Any:

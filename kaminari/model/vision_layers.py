@@ -1,27 +1,13 @@
-"""What vision towers run on: layers that are faster than the reference's and equal to them, and attention
-that never holds the scores of a whole picture."""
+"""What vision towers run on: layers that are faster than the reference's and equal to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-
-
-def fused_attention() -> AbstractContextManager[None]:
-    """Within it `scaled_dot_product_attention` takes a fused kernel or raises RuntimeError.
-
-    Torch's plain form holds the scores of every patch with every other: gigabytes for a large picture.
-    """
-    context: AbstractContextManager[None] = sdpa_kernel(FUSED)
-    return context
 
 
 class PatchEmbedding(nn.Module):

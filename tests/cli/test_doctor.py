@@ -209,3 +209,5 @@ def test_cuda_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.cuda.get_device_name(0) in found["cuda:0"]
     assert found["device"] == "cuda:0"
     assert found["dtype"] == "bfloat16 (auto), vision bfloat16"
+    assert " for decode and " in found["kernels"]
+    assert "products" not in found["kernels"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kaminari.engine.loading import load_model
 from kaminari.model.family import PictureBudget
-from kaminari.model.vision_layers import fused_attention
+from kaminari.model.fused_attention import fused_attention
 from tests.engine.harness import picture, settings
 
 

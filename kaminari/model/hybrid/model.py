@@ -15,6 +15,7 @@ from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.weights import HybridCheckpoint, HybridNetwork
 from kaminari.model.network import load_network
 from kaminari.model.picture import Picture
+from kaminari.model.row_attention import HeadSizes
 
 Encode = Callable[[nn.Module, Tensor, Picture, torch.dtype], VisionRows]
 
@@ -92,6 +93,7 @@ def footprint(checkpoint: HybridCheckpoint, dtype: torch.dtype, vision_dtype: to
         cache_per_token=2 * attention * sizes.kv_heads * sizes.head_dim * dtype.itemsize,
         cache_per_slot=recurrent * per_state,
         vocab_size=sizes.vocab,
+        heads=HeadSizes(sizes.heads, sizes.kv_heads, sizes.head_dim) if attention else None,
     )
 
 

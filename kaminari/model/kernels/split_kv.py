@@ -24,14 +24,17 @@ SEGMENT = 256
 MAX_QUERIES = 8
 """Query tokens per row: a decode step has one, a draft check a few."""
 
-_TILE = 64
 _MIN_DOT_ROWS = 16
+_MAX_HEAD_DIM = 256
+_TILE_BYTES = 2**14  # of keys that are loaded at once
+_MOST_KEYS = 64
 
 
 def fits(step: Tensor, queries: int) -> bool:
     """Whether the kernels were made for a step's [T, heads, head_dim] and for rows of `queries` tokens."""
     head_dim = step.shape[2]
-    return 1 <= queries <= MAX_QUERIES and head_dim >= _MIN_DOT_ROWS and head_dim & (head_dim - 1) == 0
+    power_of_two = head_dim & (head_dim - 1) == 0
+    return 1 <= queries <= MAX_QUERIES and _MIN_DOT_ROWS <= head_dim <= _MAX_HEAD_DIM and power_of_two
 
 
 def write(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, kv_lens: Tensor) -> None:
@@ -55,7 +58,7 @@ def write(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, kv_
         *k.stride()[:2],
         *v.stride()[:2],
         *keys.stride()[:3],
-        QUERIES=queries,
+        queries,
         HEAD_DIM=k.shape[2],
     )
 
@@ -78,7 +81,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, kv_lens: Tens
     kv_heads, head_dim = keys.shape[1], keys.shape[3]
     group = q.shape[1] // kv_heads
     segments = triton.cdiv(longest, SEGMENT)
-    lanes = max(_MIN_DOT_ROWS, triton.next_power_of_2(queries * group))
+    lanes = _lanes(queries, group)
+    tile, stages = tiling(head_dim * keys.itemsize)
     partial = torch.empty((rows, kv_heads, segments, lanes, head_dim), dtype=torch.float32, device=q.device)
     maxima = torch.empty((rows, kv_heads, segments, lanes), dtype=torch.float32, device=q.device)
     sums = torch.empty_like(maxima)
@@ -93,14 +97,15 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, kv_lens: Tens
         sums,
         head_dim**-0.5,
         segments,
+        queries,
         *q.stride()[:2],
         *keys.stride()[:3],
-        QUERIES=queries,
         GROUP=group,
         LANES=lanes,
         HEAD_DIM=head_dim,
         SEGMENT_KEYS=SEGMENT,
-        TILE=_TILE,
+        TILE=tile,
+        num_stages=stages,
     )
     output = torch.empty_like(q)
     _merge_kernel[(rows, kv_heads)](
@@ -110,14 +115,30 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, kv_lens: Tens
         kv_lens,
         output,
         segments,
+        queries,
         *output.stride()[:2],
-        QUERIES=queries,
         GROUP=group,
         LANES=lanes,
         HEAD_DIM=head_dim,
         SEGMENT_KEYS=SEGMENT,
     )
     return output
+
+
+def tiling(row_bytes: int) -> tuple[int, int]:
+    """Keys that are loaded at once, and how many such loads are under way, for keys of so many bytes.
+
+    Together they need less than the 99 KiB of shared memory that a block has on consumer cards.
+    """
+    keys = max(_MIN_DOT_ROWS, min(_MOST_KEYS, _TILE_BYTES // row_bytes))
+    return keys, {64: 3, 32: 2}.get(keys, 1)
+
+
+def _lanes(queries: int, group: int) -> int:
+    """A row's query heads and tokens that share a key-value head, padded: the same for every draft check,
+    so that there are two builds at most."""
+    rows = group * (1 if queries == 1 else MAX_QUERIES)
+    return max(_MIN_DOT_ROWS, 1 << (rows - 1).bit_length())
 
 
 def _check(step: Tensor, keys: Tensor, queries: int) -> None:
@@ -127,12 +148,13 @@ def _check(step: Tensor, keys: Tensor, queries: int) -> None:
         raise ValueError(f"{heads} heads of {step.shape[2]} do not fit a cache of {kv_heads} of {head_dim}")
     if not fits(step, queries):
         raise ValueError(
-            f"made for 1 to {MAX_QUERIES} query tokens and heads of a power of two from {_MIN_DOT_ROWS}, "
-            f"not {queries} tokens and heads of {head_dim}"
+            f"made for 1 to {MAX_QUERIES} query tokens and heads of a power of two from {_MIN_DOT_ROWS} "
+            f"to {_MAX_HEAD_DIM}, not {queries} tokens and heads of {head_dim}"
         )
 
 
-@triton.jit
+# A last chunk of a prompt may be of any few tokens: one build serves every number.
+@triton.jit(do_not_specialize=["queries"])
 def _write_kernel(
     k,
     v,
@@ -147,15 +169,15 @@ def _write_kernel(
     cache_slot,
     cache_head,
     cache_place,
-    QUERIES: tl.constexpr,
+    queries,
     HEAD_DIM: tl.constexpr,
 ):
     token, head = tl.program_id(0), tl.program_id(1)
-    row = token // QUERIES
+    row = token // queries
     length = tl.load(kv_lens + row)
     if length == 0:
         return
-    place = length - QUERIES + token % QUERIES
+    place = length - queries + token % queries
     slot = tl.load(slots + row)
     dim = tl.arange(0, HEAD_DIM)
     target = slot * cache_slot + head * cache_head + place.to(tl.int64) * cache_place + dim
@@ -163,8 +185,8 @@ def _write_kernel(
     tl.store(values + target, tl.load(v + token * v_token + head * v_head + dim))
 
 
-# The number of segments grows with the longest row: one build serves every number.
-@triton.jit(do_not_specialize=["segments"])
+# The number of segments grows with the longest row: one build serves every number of both.
+@triton.jit(do_not_specialize=["segments", "queries"])
 def _segment_kernel(
     q,
     keys,
@@ -176,12 +198,12 @@ def _segment_kernel(
     sums,
     scale,
     segments,
+    queries,
     q_token,
     q_head,
     cache_slot,
     cache_head,
     cache_place,
-    QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     LANES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -195,12 +217,12 @@ def _segment_kernel(
     if first >= length:
         return
     lane = tl.arange(0, LANES)
-    used = lane < QUERIES * GROUP
+    used = lane < queries * GROUP
     token = lane // GROUP
     dim = tl.arange(0, HEAD_DIM)
-    query = (row * QUERIES + token) * q_token + (kv_head * GROUP + lane % GROUP) * q_head
-    queries = tl.load(q + query[:, None] + dim[None, :], mask=used[:, None], other=0.0)
-    last_visible = length - QUERIES + token
+    place_in_q = (row * queries + token) * q_token + (kv_head * GROUP + lane % GROUP) * q_head
+    query = tl.load(q + place_in_q[:, None] + dim[None, :], mask=used[:, None], other=0.0)
+    last_visible = length - queries + token
 
     base = tl.load(slots + row) * cache_slot + kv_head * cache_head
     maximum = tl.full([LANES], float("-inf"), tl.float32)
@@ -212,7 +234,7 @@ def _segment_kernel(
         address = base + place.to(tl.int64)[:, None] * cache_place + dim[None, :]
         key = tl.load(keys + address, mask=held[:, None], other=0.0)
         value = tl.load(values + address, mask=held[:, None], other=0.0)
-        scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(place[None, :] <= last_visible[:, None], scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         # A lane that sees no key of this tile yet has a maximum of -inf, and -inf - -inf is NaN.
@@ -229,7 +251,7 @@ def _segment_kernel(
     tl.store(partial + cell[:, None] * HEAD_DIM + dim[None, :], mixed)
 
 
-@triton.jit(do_not_specialize=["segments"])
+@triton.jit(do_not_specialize=["segments", "queries"])
 def _merge_kernel(
     partial,
     maxima,
@@ -237,9 +259,9 @@ def _merge_kernel(
     kv_lens,
     output,
     segments,
+    queries,
     output_token,
     output_head,
-    QUERIES: tl.constexpr,
     GROUP: tl.constexpr,
     LANES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -265,6 +287,6 @@ def _merge_kernel(
         mixed = mixed * shrink[:, None] + part * grow[:, None]
         maximum = new_maximum
     result = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    used = lane < QUERIES * GROUP
-    target = (row * QUERIES + lane // GROUP) * output_token + (kv_head * GROUP + lane % GROUP) * output_head
+    used = lane < queries * GROUP
+    target = (row * queries + lane // GROUP) * output_token + (kv_head * GROUP + lane % GROUP) * output_head
     tl.store(output + target[:, None] + dim[None, :], result.to(output.dtype.element_ty), mask=used[:, None])

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6Merger, MiniCPMV4_6VisionModel
 
 from kaminari.model.family import VisionRows
+from kaminari.model.fused_attention import fused_attention
 from kaminari.model.loading import Placement
 from kaminari.model.picture import Grid, Picture
-from kaminari.model.vision_layers import PatchEmbedding, fused_attention
+from kaminari.model.vision_layers import PatchEmbedding
 
 PATCHES = "embeddings.patch_embedding"
 

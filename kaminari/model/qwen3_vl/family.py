@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kaminari.model.family import Family, Footprint, LoadOptions, PromptFormat, VisionLanguageModel
+from kaminari.model.row_attention import HeadSizes
 
 if TYPE_CHECKING:
     from kaminari.model.loading import OpenCheckpoint
@@ -40,7 +41,8 @@ class Qwen3VLFamily:
         return Footprint(
             weights=weights,
             cache_per_token=keys_and_values * dtype.itemsize,
-            vocab_size=checkpoint.config.text.vocab,
+            vocab_size=text.vocab,
+            heads=HeadSizes(text.heads, text.kv_heads, text.head_dim),
         )
 
     def load(self, folder: Path, options: LoadOptions) -> VisionLanguageModel:
