@@ -25,15 +25,15 @@ def draw(kind: str, results: Sequence[Result], path: Path, digest: str) -> None:
 
 
 def ladder(axes: Any, results: Sequence[Result]) -> None:
-    """A bar per rung; several results beside one another."""
+    """A bar per rung; several results beside one another, each with the rungs that it has."""
+    rungs = list(dict.fromkeys(str(figure.case["rung"]) for result in results for figure in result.figures))
+    width = 0.8 / len(results)
     for place, result in enumerate(results):
-        rungs = [str(figure.case["rung"]) for figure in result.figures]
+        left = [rungs.index(str(figure.case["rung"])) + place * width for figure in result.figures]
         rates = [figure.values["tokens_per_second"] for figure in result.figures]
-        width = 0.8 / len(results)
-        left = [number + place * width for number in range(len(rungs))]
         bars = axes.bar(left, rates, width * 0.95, label=_model(result))
         axes.bar_label(bars, fmt="{:,.4g}")
-        axes.set_xticks([number + 0.4 - width / 2 for number in range(len(rungs))], rungs)
+    axes.set_xticks([number + 0.4 - width / 2 for number in range(len(rungs))], rungs)
     axes.set_ylabel("tokens per second")
     axes.legend(frameon=False)
 

@@ -22,7 +22,8 @@ class Options:
     rounds:     how often everybody takes a turn in every case
     tokens:     tokens per row in a turn of decoding, and of an answer of the server
     asked:      names of the lengths that the person gave: those are measured or refused, never left out
-    rungs:      of the ladder, or all
+    rungs:      of the ladder, or all that the model has
+    pack:       the folder of a pack that the ladder's rung of its format runs from
     requests:   per client and level of the load
     pictures_share:  of the requests of the load, from 0 to 1
     rate:       requests per second of the open loop; None: 0.7 of what the closed loop reached
@@ -41,6 +42,7 @@ class Options:
     clients: tuple[int, ...] = CLIENTS
     asked: frozenset[str] = frozenset()
     rungs: tuple[str, ...] = ()
+    pack: Path | None = None
     requests: int = 4
     pictures_share: float = 0.5
     rate: float | None = None

@@ -26,7 +26,8 @@ from kaminari.bench.subject import (
     load_subject,
     longest_context,
 )
-from kaminari.config import Settings
+from kaminari.bench.variants import plain
+from kaminari.config import PackFolder, Settings
 from kaminari.engine.loading import Progress, plan_model
 
 # bytes per step of two entrants are equal up to what a file format adds
@@ -164,7 +165,12 @@ def _settle(suite: str, settings: Settings, options: Options) -> tuple[Options, 
         options = dataclasses.replace(options, prompts=prompts)
     else:
         contexts = allowed(options.contexts, longest, "contexts" in options.asked)
-        slots = LADDER_ROWS if suite == "ladder" else max(options.batches)
+        slots = max(options.batches)
+        if suite == "ladder":
+            named = settings.model.quantization
+            pack = named.path if isinstance(named, PackFolder) else None
+            options = dataclasses.replace(options, pack=pack)
+            settings, slots = plain(settings), LADDER_ROWS
         context = max(contexts)
         options = dataclasses.replace(options, contexts=contexts)
     return options, fit(settings, slots, context)

@@ -164,7 +164,7 @@ def _parser() -> CommandParser:
         "--rate", type=_rate, metavar="X", help="requests per second of the open loop (default: by measure)"
     )
     parser.add_argument(
-        "--rungs", type=_rungs, metavar="RUNG[,RUNG]", help="of the ladder (default: all there are)"
+        "--rungs", type=_rungs, metavar="RUNG[,RUNG]", help="of the ladder (default: all that the model has)"
     )
     parser.add_argument(
         "--profile", action="store_true", help="say which components of a decode step take its time"

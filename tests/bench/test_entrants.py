@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kaminari.bench import decode, ladder, prefill, profiling, vision
+from kaminari.bench import decode, prefill, profiling, vision
 from kaminari.bench.decode import DYNAMIC, STATIC, OwnDecoder, ReferenceDecoder, decoders
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.options import Options
@@ -150,16 +150,6 @@ def test_a_picture_that_is_asked_for_and_too_large_is_refused() -> None:
         vision.pictures(asked, prompt_format)
     with pytest.raises(CasesError, match="no picture of 1 tokens"):
         vision.picture_of(prompt_format, 1)
-
-
-def test_the_ladder_climbs_its_rungs(tiny_checkpoint: Path) -> None:
-    bench = bench_of(tiny_checkpoint, OPTIONS, slots=8)
-    ladder.run(bench)
-    figures = bench.recorder.figures(LIMITS)
-    assert [figure.case["rung"] for figure in figures] == list(ladder.RUNGS)
-    alone = bench_of(tiny_checkpoint, Options(rounds=1, tokens=2, contexts=(128,)), slots=8)
-    with pytest.raises(CasesError, match="eager is transformers"):
-        ladder.run(alone)
 
 
 def test_a_profile_adds_up_to_a_step(tiny_checkpoint: Path) -> None:
