@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from kaminari.bench.timing import timed
 
@@ -27,17 +28,27 @@ MOST_FILE = 1 << 29
 def read_rate(device: torch.device, dtype: torch.dtype, step_bytes: int) -> tuple[float, int]:
     """Bytes per second of reading, and how many bytes were read over and over.
 
-    What is read is as large as what a step reads, up to 1 GiB: weights that fit into a cache are read at the
-    cache's speed. The faster of a sum and of a matrix times a vector, each of which needs every byte once.
+    What is read is as large as what a step reads, up to 1 GiB and what is free: weights that fit into a cache
+    are read at the cache's speed. The faster of a sum and of a matrix times a vector, each of which needs
+    every byte once.
     """
-    size = max(LEAST_READ, min(MOST_READ, step_bytes))
-    columns = 1024
-    matrix = torch.ones(size // (columns * dtype.itemsize), columns, dtype=dtype, device=device)
-    vector = torch.ones(columns, dtype=dtype, device=device)
+    matrix = _ones(device, dtype, max(LEAST_READ, min(MOST_READ, step_bytes)))
+    vector = torch.ones(matrix.shape[1], dtype=dtype, device=device)
     plain = matrix.view(-1).view(torch.float32)
     size = matrix.nbytes
     seconds = min(_best(lambda: plain.sum(), device), _best(lambda: torch.mv(matrix, vector), device))
     return size / seconds, size
+
+
+def _ones(device: torch.device, dtype: torch.dtype, size: int) -> Tensor:
+    """A matrix [n, 1024] of so many bytes, or of fewer beside a model that leaves no room for them."""
+    columns = 1024
+    try:
+        return torch.ones(size // (columns * dtype.itemsize), columns, dtype=dtype, device=device)
+    except torch.OutOfMemoryError:
+        if size < 2 * LEAST_READ:
+            raise
+        return _ones(device, dtype, size // 2)
 
 
 def multiply_rate(device: torch.device, dtype: torch.dtype) -> float:

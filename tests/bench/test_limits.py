@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,23 @@ def test_reading_is_over_what_a_step_reads(dtype: torch.dtype) -> None:
     assert size == 3 << 20
     assert rate == pytest.approx(size / 0.001)
     assert read_rate(CPU, dtype, 10)[1] == limits.LEAST_READ
+
+
+@pytest.mark.usefixtures("_a_millisecond")
+def test_less_is_read_where_a_model_leaves_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = torch.ones
+
+    def full(*shape: int, **options: Any) -> torch.Tensor:
+        if len(shape) == 2 and shape[0] * shape[1] * 4 > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ones(*shape, **options)
+
+    monkeypatch.setattr(torch, "ones", full)
+    room = 3 << 20
+    assert read_rate(CPU, torch.float32, 8 << 20)[1] == 2 << 20
+    room = 1 << 19
+    with pytest.raises(torch.OutOfMemoryError):
+        read_rate(CPU, torch.float32, 8 << 20)
 
 
 @pytest.mark.usefixtures("_a_millisecond")

@@ -22,6 +22,7 @@ KERNEL_ROWS = 16
 
 _OUTPUTS = 16
 _COLUMNS = 128
+_DEQUANTIZED_VALUES = 2**23  # at once: up to 24 bytes each while an int4 weight becomes numbers
 
 
 class TritonLinear:
@@ -43,7 +44,7 @@ class TritonLinear:
                 f"the linear takes {self._dtype} rows of {columns}, not {x.dtype} {list(x.shape)}"
             )
         if not 0 < x.shape[0] <= KERNEL_ROWS:
-            return F.linear(x, self._weight.dequantize(self._dtype))
+            return self._multiply_dequantized(x)
         x = x.contiguous()
         out = x.new_empty((x.shape[0], outputs))
         grid = (triton.cdiv(outputs, _OUTPUTS),)
@@ -76,6 +77,16 @@ class TritonLinear:
                 OUTPUTS=_OUTPUTS,
                 GROUP=self._weight.group_size,
             )
+        return out
+
+    def _multiply_dequantized(self, x: Tensor) -> Tensor:
+        """`multiply`, a block of outputs at a time: a head in full would take gigabytes on the way."""
+        outputs, columns = self._weight.shape
+        out = x.new_empty((x.shape[0], outputs))
+        step = max(_OUTPUTS, _DEQUANTIZED_VALUES // columns // _OUTPUTS * _OUTPUTS)
+        for first in range(0, outputs, step):
+            block = self._weight.rows(first, min(first + step, outputs)).dequantize(self._dtype)
+            out[:, first : first + step] = F.linear(x, block)
         return out
 
     def look_up(self, tokens: Tensor) -> Tensor:

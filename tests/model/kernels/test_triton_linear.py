@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kaminari.model.kernels import linears
 from kaminari.model.kernels.linears import linear_kernel, multiplies_quantized
-from kaminari.model.quantized import Int8Weight, QuantizedWeight
+from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 from tests.model.kernels.quantized_weights import int4_weight, int8_weight
 
 triton_linear = pytest.importorskip("kaminari.model.kernels.triton_linear", exc_type=ModuleNotFoundError)
@@ -61,6 +63,28 @@ def test_the_product_is_that_of_the_dequantized_weight(
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).to(dtype)
     for weight in weights(outputs, columns):
         check(weight, x)
+
+
+def test_many_rows_dequantize_a_block_of_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_linear, "_DEQUANTIZED_VALUES", 100 * 20)
+    seen: list[int] = []
+    for kind in (Int8Weight, Int4Weight):
+        whole = kind.dequantize
+
+        def watched(self: Any, dtype: torch.dtype, whole: Any = whole) -> torch.Tensor:
+            seen.append(self.shape[0])
+            dequantized: torch.Tensor = whole(self, dtype)
+            return dequantized
+
+        monkeypatch.setattr(kind, "dequantize", watched)
+    x = torch.randn(17, 100, generator=torch.Generator().manual_seed(1))
+    for weight in weights(41, 100):
+        kernel = triton_linear.TritonLinear(weight, DEVICE, torch.float32)
+        seen.clear()
+        found = kernel.multiply(x.to(DEVICE)).cpu()
+        assert seen == [16, 16, 9]
+        wanted = F.linear(x, weight.dequantize(torch.float32))
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
