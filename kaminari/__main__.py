@@ -2,7 +2,7 @@
 
 import sys
 
-from kaminari.cli.main import main
+from kaminari.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

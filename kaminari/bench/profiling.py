@@ -71,11 +71,19 @@ def attribute(work: Callable[[], object], device: torch.device) -> dict[str, flo
         work()
     parts: dict[str, float] = defaultdict(float)
     for event in profiled.events():
-        if event.name.startswith(MARK) and (device.type == "cuda" or event.name == MARK + AROUND):
-            continue
-        microseconds = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
-        parts[_range_of(event)] += microseconds / 1e6
+        parts[_range_of(event)] += _microseconds(event, device) / 1e6
     return {name: part for name, part in parts.items() if part}
+
+
+def _microseconds(event: Any, device: torch.device) -> float:
+    """What an operator or range took by itself.
+
+    On CUDA that is the kernels that it launched: those stand among the events once more, on their own, and
+    every range has a span on the device among its kernels.
+    """
+    if device.type == "cuda":
+        return float(sum(each.duration for each in event.kernels if not each.name.startswith(MARK)))
+    return 0.0 if event.name == MARK + AROUND else float(event.self_cpu_time_total)
 
 
 @contextmanager

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -162,6 +165,26 @@ def test_a_profile_adds_up_to_a_step(tiny_checkpoint: Path) -> None:
     assert all(share.seconds >= 0 for share in shares)
     # nothing stays on the model
     assert "forward" not in vars(bench.subject.loaded.model)
+
+
+def test_on_a_card_a_component_has_the_kernels_that_it_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiler lists operators and ranges with their kernels and spans, and kernels once more alone."""
+
+    def event(name: str, parent: Any = None, kernels: dict[str, float] | None = None) -> SimpleNamespace:
+        listed = [SimpleNamespace(name=name, duration=each) for name, each in (kernels or {}).items()]
+        return SimpleNamespace(name=name, cpu_parent=parent, kernels=listed)
+
+    around = event(profiling.MARK + profiling.AROUND, None, {profiling.MARK + profiling.AROUND: 99e6})
+    linear = event(profiling.MARK + "projections", around, {profiling.MARK + "projections": 40e6})
+    mm = event("aten::mm", linear, {"gemm": 3e6, "splitk": 1e6})
+    attention = event(profiling.MARK + "attention", around, {"_segment_kernel": 2e6})
+    argmax = event("aten::argmax", None, {"reduce": 5e6})
+    alone = [event("gemm"), event("splitk"), event("_segment_kernel"), event("reduce")]
+    events = [around, linear, mm, attention, argmax, *alone]
+    profiled = SimpleNamespace(events=lambda: events)
+    monkeypatch.setattr(profiling, "profile", lambda activities: nullcontext(profiled))
+    found = profiling.attribute(lambda: None, torch.device("cuda"))
+    assert found == {"projections": 4.0, "attention": 2.0, "sampling": 5.0}
 
 
 def test_the_host_has_what_no_component_took() -> None:

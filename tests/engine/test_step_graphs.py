@@ -18,8 +18,9 @@ from kaminari.engine.step_graphs import CudaRecorder, StepGraphs
 from kaminari.model import attention
 from kaminari.model.cache import SlotCache
 from tests.engine.harness import HandLoop, cache_tensors, hand_loop, picture, poison
+from tests.triton_kernels import triton_kernels
 
-split_kv = pytest.importorskip("kaminari.model.kernels.split_kv", exc_type=ModuleNotFoundError)
+split_kv = triton_kernels("split_kv")
 
 pytestmark = pytest.mark.on_device
 

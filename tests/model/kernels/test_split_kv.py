@@ -16,8 +16,9 @@ from kaminari.model.attention import attend_rows
 from kaminari.model.batch import RowLengths, StepBatch
 from kaminari.model.cache import AttentionKV
 from tests.engine.harness import hand_loop, picture, poison
+from tests.triton_kernels import triton_kernels
 
-split_kv = pytest.importorskip("kaminari.model.kernels.split_kv", exc_type=ModuleNotFoundError)
+split_kv = triton_kernels("split_kv")
 
 pytestmark = pytest.mark.on_device
 

@@ -12,8 +12,9 @@ from kaminari.model.kernels import linears
 from kaminari.model.kernels.linears import linear_kernel, multiplies_quantized
 from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 from tests.model.kernels.quantized_weights import int4_weight, int8_weight
+from tests.triton_kernels import triton_kernels
 
-triton_linear = pytest.importorskip("kaminari.model.kernels.triton_linear", exc_type=ModuleNotFoundError)
+triton_linear = triton_kernels("triton_linear")
 
 pytestmark = pytest.mark.on_device
 
