@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from kaminari.config import Folder, ModelSettings, Settings
+from kaminari.config import Folder, KernelChoice, ModelSettings, Settings
 from kaminari.engine.answer import collect
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.engine import CLOSING, Engine
@@ -27,6 +28,8 @@ from kaminari.engine.events import Delta
 from kaminari.engine.loading import load_model
 from kaminari.engine.params import SamplingParams
 from kaminari.model.family import CheckpointError
+from kaminari.model.kernels import cpu_attention
+from kaminari.model.kernels.native.build import native_kernels
 from tests.engine.harness import GREEDY, picture, quiet, settings
 from tests.patience import PATIENCE
 
@@ -44,6 +47,34 @@ def until_free(engine: Engine, slots: int = 2) -> None:
     while engine.status().free_slots < slots or engine.status().waiting:
         assert time.monotonic() < deadline, engine.status()
         time.sleep(0.005)
+
+
+def test_an_engine_without_native_kernels_leaves_anothers_alone(
+    engine: Engine, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native_kernels().library is None:
+        pytest.skip(native_kernels().word)
+    prompted: list[str] = []
+    attend = cpu_attention.attend_prompt
+
+    def watched(*inputs: Tensor) -> Tensor:
+        prompted.append(threading.current_thread().name)
+        return attend(*inputs)
+
+    monkeypatch.setattr(cpu_attention, "attend_prompt", watched)
+    question = Conversation.ask("Hello, who are you?")
+    wanted = collect(engine.submit(engine.prepare(question), GREEDY)).text
+    native = len(prompted)
+    assert native
+    plain = settings(tiny_checkpoint, slots=2, context=512)
+    plain = plain.model_copy(update={"model": plain.model.model_copy(update={"kernels": KernelChoice.ATEN})})
+    with Engine.load(plain) as other:
+        assert other.info.kernels == "aten (switched off)"
+        assert collect(other.submit(other.prepare(question), GREEDY)).text == wanted
+        assert len(prompted) == native, "it took none"
+        assert collect(engine.submit(engine.prepare(question), GREEDY)).text == wanted
+        assert len(prompted) == 2 * native, "the first one's prompts are as they were"
+    assert native_kernels().library is not None, "nor is this thread's choice another"
 
 
 def test_info_says_what_runs(engine: Engine, tiny_checkpoint: Path) -> None:

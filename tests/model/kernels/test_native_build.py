@@ -31,9 +31,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         shutil.copyfile(build.SOURCES / name, sources / name)
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native_kernels.cache_clear()
+    build.kernels_of.cache_clear()
     yield tmp_path / "cache" / "kaminari" / "kernels"
-    native_kernels.cache_clear()
+    build.kernels_of.cache_clear()
 
 
 @needs_compiler
@@ -45,7 +45,7 @@ def test_a_library_is_built_once_in_a_folder_of_its_owner(empty_cache: Path) -> 
     assert empty_cache.stat().st_mode & 0o777 == 0o700
     (file,) = empty_cache.iterdir()
     written = file.stat().st_mtime_ns
-    native_kernels.cache_clear()
+    build.kernels_of.cache_clear()
     assert native_kernels().library is not None
     (file,) = empty_cache.iterdir()
     assert file.stat().st_mtime_ns == written
@@ -56,7 +56,7 @@ def test_another_source_is_another_library(empty_cache: Path) -> None:
     native_kernels()
     with (build.SOURCES / "pool.cpp").open("a") as source:
         source.write("// changed\n")
-    native_kernels.cache_clear()
+    build.kernels_of.cache_clear()
     assert native_kernels().library is not None
     assert len(list(empty_cache.iterdir())) == 2
 
@@ -67,7 +67,7 @@ def test_a_damaged_library_is_built_anew(empty_cache: Path) -> None:
     (file,) = empty_cache.iterdir()
     file.unlink()
     file.write_bytes(b"not a library")
-    native_kernels.cache_clear()
+    build.kernels_of.cache_clear()
     assert native_kernels().library is not None
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,21 +64,26 @@ class NativeKernels:
         return f"aten ({self.reason})" if self.reason else f"native {self.level}"
 
 
-_allowed = True
+_allowed: ContextVar[bool] = ContextVar("kaminari_native_kernels", default=True)
 
 
 class BuildError(Exception):
     """Why there is no library; the message is one line."""
 
 
-@cache
 def native_kernels(level: str | None = None) -> NativeKernels:
     """Load the library, after building it where this machine has none yet. Says so in the log.
 
     level:  one of `LEVELS` that this CPU can run, by default the best
     """
+    return kernels_of(level, _allowed.get())
+
+
+@cache
+def kernels_of(level: str | None, allowed: bool) -> NativeKernels:
+    """`native_kernels` of a thread that may use them, or may not."""
     level = level or cpu_level()
-    if not _allowed:
+    if not allowed:
         return NativeKernels(None, level, SWITCHED_OFF)
     try:
         return NativeKernels(declare(_load(level)), level)
@@ -87,11 +93,8 @@ def native_kernels(level: str | None = None) -> NativeKernels:
 
 
 def allow_native(allowed: bool) -> None:
-    """Whether this process may use native kernels: what the setting `model.kernels` says."""
-    global _allowed
-    if allowed != _allowed:
-        _allowed = allowed
-        native_kernels.cache_clear()
+    """Whether this thread may use native kernels: what the setting `model.kernels` of its engine says."""
+    _allowed.set(allowed)
 
 
 def foreseen_word(allowed: bool = True) -> str:
