@@ -18,7 +18,7 @@ from kaminari.model.family import VisionRows
 from kaminari.model.fused_attention import fused_attention
 from kaminari.model.loading import Placement
 from kaminari.model.picture import Grid, Picture
-from kaminari.model.vision_layers import PatchEmbedding
+from kaminari.model.vision_layers import ATTENTION, PatchEmbedding
 
 PATCHES = "embeddings.patch_embedding"
 
@@ -40,7 +40,7 @@ class SlicedVision(nn.Module):
         super().__init__()
         with torch.device("meta"):
             self.tower: Any = MiniCPMV4_6VisionModel._from_config(
-                config.vision_config, attn_implementation="sdpa"
+                config.vision_config, attn_implementation=ATTENTION
             ).eval()
             convolution = self.tower.embeddings.patch_embedding
             self.tower.embeddings.patch_embedding = PackedPatchEmbedding(convolution.weight.shape)
