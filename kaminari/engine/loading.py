@@ -36,7 +36,7 @@ from kaminari.engine.placement import (
     resolve_dtypes,
 )
 from kaminari.engine.sampling_table import SAMPLING_TABLE_BYTES
-from kaminari.model.attention import cuda_word
+from kaminari.model import attention, delta_kernels
 from kaminari.model.family import (
     CheckpointError,
     Family,
@@ -188,11 +188,15 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
 
 
 def kernels_word(plan: ModelPlan, native: Callable[[], str]) -> str:
-    """Whose kernels run: what `native` says on a CPU; on CUDA those of attention, which are tried for it."""
+    """Whose kernels run: what `native` says on a CPU; on CUDA those of attention and of delta nets, which are
+    tried for it."""
     if plan.device.type == "cpu":
         return native()
-    heads = plan.footprint.heads
-    return "" if heads is None else cuda_word(plan.device, plan.dtypes.decoder, heads)
+    device, dtype, footprint = plan.device, plan.dtypes.decoder, plan.footprint
+    words = [] if footprint.heads is None else [attention.cuda_word(device, dtype, footprint.heads)]
+    # what a slot takes whatever its length are the states of delta nets
+    words += [delta_kernels.cuda_word(device, dtype)] if footprint.cache_per_slot else []
+    return ", ".join(words)
 
 
 def picture_rules(settings: PictureSettings) -> PictureRules:

@@ -2,10 +2,10 @@
 
 This module owns the layout of the cache's reads and writes. It reads each row's length, never a slot's
 capacity, gathers nothing, and lets no row see another. `attend_rows` runs everywhere, row by row through
-torch's own attention, and is the oracle that other backends are compared with. On CUDA, where Triton is
-installed, a step whose rows have one to eight tokens each goes to `kaminari.model.kernels.split_kv`: it
-reads slots and lengths on the device. Every other row goes there to the first kernel of `row_attention` that
-is right on the device. On a CPU, where our own kernels are built, every row of one to eight tokens goes to
+torch's own attention, and is the oracle that other backends are compared with. On CUDA, where Triton runs, a
+step whose rows have one to eight tokens each goes to `kaminari.model.kernels.split_kv`: it reads slots and
+lengths on the device. Every other row goes there to the first kernel of `row_attention` that is right on the
+device. On a CPU, where our own kernels are built, every row of one to eight tokens goes to
 `kaminari.model.kernels.cpu_attention`, whatever the other rows of its step are, and longer rows too where it
 was made for their heads. No path holds the scores of a whole prompt.
 """
@@ -24,7 +24,7 @@ from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, SlotCache
 from kaminari.model.fused_attention import fused_attention
 from kaminari.model.kernels import cpu_attention
-from kaminari.model.row_attention import AttendRow, HeadSizes, RowAttention, first_right
+from kaminari.model.row_attention import AttendRow, HeadSizes, RowAttention, first_right, try_step
 
 PRODUCT_QUERIES = 128  # tokens whose scores are held at once in `_attend_in_products`
 FEWEST_FOR_PRODUCTS = 16
@@ -42,7 +42,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionKV, batch: StepBatch
     if cpu_attention.fits(q, layer.keys):
         return _attend_on_cpu(q, k, v, layer, batch)
     kernels = _triton_kernels(q.device.type)
-    if kernels is None or len(set(batch.host.q_lens)) > 1 or not kernels.fits(q, batch.host.q_lens[0]):
+    alike = len(set(batch.host.q_lens)) == 1
+    if kernels is None or not (alike and kernels.fits(q, batch.host.q_lens[0])) or _step_fault(layer):
         sizes = HeadSizes(q.shape[1], k.shape[1], q.shape[2])
         output = torch.empty_like(q)
         attend_row = row_attention(q.device, q.dtype, sizes).attend_row
@@ -63,6 +64,7 @@ def captures(cache: SlotCache) -> bool:
         isinstance(layer, AttentionKV)
         and (kernels := _triton_kernels(layer.keys.device.type)) is not None
         and kernels.fits(layer.keys[0], 1)
+        and not _step_fault(layer)
         for layer in cache.layers
     )
 
@@ -91,9 +93,24 @@ def cuda_word(device: torch.device, dtype: torch.dtype, sizes: HeadSizes) -> str
         decode = f"{rows.name} for decode (Triton is not installed)"
     elif not kernels.fits(torch.empty(1, sizes.heads, sizes.head_dim, device="meta"), 1):
         decode = f"{rows.name} for decode (not Triton: heads of {sizes.head_dim})"
+    elif fault := _tried_step(device, dtype, sizes.head_dim):
+        decode = f"{rows.name} for decode (not Triton: {fault})"
     else:
         decode = "Triton for decode"
     return f"{decode} and {rows.word}"
+
+
+def _step_fault(layer: AttentionKV) -> str:
+    """Why Triton does not attend the steps of a layer, although it was made for them; empty where it does."""
+    return _tried_step(layer.keys.device, layer.keys.dtype, layer.keys.shape[3])
+
+
+@cache
+def _tried_step(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """What is wrong with Triton's kernels on a device. On CUDA tried there, once: they are built on the way,
+    for which Triton needs more than what it brings (a C compiler)."""
+    kernels = _triton_kernels(device.type) if device.type == "cuda" else None
+    return "" if kernels is None else try_step(kernels, device, dtype, head_dim)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Which of several kernels attends a row on a device: the first that does it right, found out by trying.
+"""Which of several kernels attends on a device: the first that does it right, found out by trying.
 
 A kernel that a device lacks, or that is wrong there, is passed over with the reason, which reports show. This
 module knows no kernel; `kaminari.model.attention` says which there are, and where they are used.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,9 @@ AttendRow = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 TRIED_LENGTHS = ((1, 70), (130, 130), (130, 300))
 """New tokens and length of each row that is tried: a step, a whole prompt, and a later chunk of one."""
+
+TRIED_STEP = (300, 1, 70)
+"""Lengths of the rows of a decode step that is tried, in slots of their own."""
 
 TOLERANCE = 0.02
 """Of the answer's norm. In bfloat16 rounding takes 0.005; a wrong mask or head takes 0.1 and more."""
@@ -76,19 +81,50 @@ def try_out(attend_row: AttendRow, device: torch.device, dtype: torch.dtype, siz
     for q_len, kv_len in TRIED_LENGTHS:
         q, keys, values = _row(q_len, kv_len, device, dtype, sizes)
         expected = plain_attention(q, keys, values)
-        try:
-            # what a kernel warns of on its way to an error is told as the error
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = attend_row(q, keys, values)
-            error = ((found.float() - expected).norm() / expected.norm()).item()
-        except Exception as fault:  # whatever it is, the kernel is of no use here
-            return (str(fault).strip().splitlines() or [type(fault).__name__])[0].rstrip(".")
-        if found.shape != q.shape or found.dtype != dtype:
-            return f"it returns {found.dtype} {list(found.shape)} for {dtype} {list(q.shape)}"
-        if not error <= TOLERANCE:  # NaN is more than any number here
-            return f"it is off by {error:.2g} of the answer for {q_len} of {kv_len} tokens"
+        case = f"{q_len} of {kv_len} tokens"
+        if fault := _fault(partial(attend_row, q, keys, values), expected, dtype, case):
+            return fault
     return ""
+
+
+@torch.inference_mode()
+def try_step(kernels: ModuleType, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
+    """As `try_out`, for a decode step of a few rows, which kernels such as `split_kv` write and attend."""
+    sizes = HeadSizes(4, 2, head_dim)
+    rows = [_row(1, length, device, dtype, sizes) for length in TRIED_STEP]
+    shape = (2, len(rows), sizes.kv_heads, max(TRIED_STEP) + _UNUSED, head_dim)
+    keys, values = torch.full(shape, torch.nan, device=device, dtype=dtype)
+    slots = list(reversed(range(len(rows))))
+    for slot, length, (_, own_keys, own_values) in zip(slots, TRIED_STEP, rows, strict=True):
+        keys[slot, :, : length - 1] = own_keys[:, :-1]
+        values[slot, :, : length - 1] = own_values[:, :-1]
+    q = torch.cat([row[0] for row in rows])
+    k, v = (torch.stack([row[part][:, -1] for row in rows]) for part in (1, 2))
+    index = torch.tensor(slots, device=device)
+    lengths = torch.tensor(TRIED_STEP, dtype=torch.int32, device=device)
+
+    def step() -> Tensor:
+        kernels.write(k, v, keys, values, index, lengths)
+        attended: Tensor = kernels.attend(q, keys, values, index, lengths, max(TRIED_STEP))
+        return attended
+
+    return _fault(step, torch.cat([plain_attention(*row) for row in rows]), dtype, "a step")
+
+
+def _fault(kernel: Callable[[], Tensor], expected: Tensor, dtype: torch.dtype, case: str) -> str:
+    """What is wrong with a kernel's answer beside the expected one, or nothing."""
+    try:
+        # what a kernel warns of on its way to an error is told as the error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = kernel()
+        error = ((found.float() - expected).norm() / expected.norm()).item()
+    except Exception as fault:  # whatever it is, the kernel is of no use here
+        return (str(fault).strip().splitlines() or [type(fault).__name__])[0].rstrip(".")
+    if found.shape != expected.shape or found.dtype != dtype:
+        return f"it returns {found.dtype} {list(found.shape)} for {dtype} {list(expected.shape)}"
+    # NaN is more than any number here
+    return "" if error <= TOLERANCE else f"it is off by {error:.2g} of the answer for {case}"
 
 
 def plain_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -30,8 +30,10 @@ def test_a_cards_attention_is_tried_with_the_models_own_heads(
     plan = plan_model(settings(folder))
     text = json.loads((folder / "config.json").read_text())["text_config"]
     tried: list[tuple[torch.device, torch.dtype, HeadSizes]] = []
-    monkeypatch.setattr(loading, "cuda_word", lambda *asked: tried.append(asked) or "tried")
-    assert kernels_word(replace(plan, device=CARD), unasked) == "tried"
+    monkeypatch.setattr(loading.attention, "cuda_word", lambda *asked: tried.append(asked) or "tried")
+    monkeypatch.setattr(loading.delta_kernels, "cuda_word", lambda device, dtype: f"{dtype} tried")
+    word = "tried" if variant == "tied-grouped" else "tried, torch.float32 tried"
+    assert kernels_word(replace(plan, device=CARD), unasked) == word
     sizes = HeadSizes(text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"])
     assert tried == [(CARD, torch.float32, sizes)]
 

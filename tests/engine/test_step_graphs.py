@@ -160,3 +160,16 @@ def test_on_cuda_a_replay_is_the_step() -> None:
         found = graphs.run(layout)
         graphs.run([[0, 1, 2], [9, 9, 9], [0, 0, 0]])
         assert torch.equal(found, expected), "a step of another number of rows took its memory"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_cuda_captured_steps_draw_the_same_tokens(tiny_checkpoint: Path) -> None:
+    recorder = CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
+    engine = hand_loop(tiny_checkpoint, slots=SLOTS)
+    engine.loop.runner._recorder = recorder
+    with torch.inference_mode():
+        engine.loop.runner.warm_up()
+    assert all(rows in engine.loop.runner._graphs for rows in range(1, SLOTS + 1))
+    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert engine.is_clean()

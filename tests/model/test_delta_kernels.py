@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +15,9 @@ from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
 from kaminari.model import delta_kernels
-from kaminari.model.delta_kernels import chunk_form, fla_form
+from kaminari.model.delta_kernels import chunk_form, cuda_word, fla_form, try_form
 from kaminari.model.delta_state import GatedDeltaState
-from kaminari.model.gated_delta_net import chunk_rule, delta_inputs
+from kaminari.model.gated_delta_net import DeltaInputs, chunk_rule, delta_inputs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -49,11 +51,55 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return seen
 
 
+@pytest.fixture(autouse=True)
+def _untried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels for a card are tried on the CPU, and anew in every test."""
+    monkeypatch.setattr(delta_kernels, "try_form", lambda form, device: try_form(form, CPU))
+    delta_kernels._tried_fla.cache_clear()
+    yield
+    delta_kernels._tried_fla.cache_clear()
+
+
 @pytest.mark.usefixtures("calls")
 def test_it_is_chosen_on_cuda_for_narrow_models_only() -> None:
     assert chunk_form(CUDA, torch.bfloat16) is not chunk_rule
     assert chunk_form(CUDA, torch.float32) is chunk_rule
     assert chunk_form(CPU, torch.bfloat16) is chunk_rule
+
+
+@pytest.mark.usefixtures("calls")
+def test_reports_say_what_runs_on_a_card() -> None:
+    assert cuda_word(CUDA, torch.bfloat16) == "fla for delta nets"
+    assert cuda_word(CUDA, torch.float32) == "torch for delta nets"
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        ("raises", "^an illegal memory access was encountered$"),
+        ("forgets the state", "^it is off by [0-9.]+ of the answer$"),
+        ("returns NaN", "^it is off by nan of the answer$"),
+        ("", "^$"),
+    ],
+)
+def test_kernels_that_are_wrong_on_a_card_are_passed_over_and_said(
+    harm: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def form(inputs: DeltaInputs, state: Tensor) -> Tensor:
+        if harm == "raises":
+            raise RuntimeError("an illegal memory access was encountered\nand more")
+        if harm == "forgets the state":
+            return chunk_rule(inputs, state.clone())
+        answer = chunk_rule(inputs, state)
+        return answer * torch.nan if harm == "returns NaN" else answer
+
+    fault = try_form(form, CPU)
+    assert re.search(reason, fault)
+    monkeypatch.setattr(delta_kernels, "has_fla", lambda: True)
+    monkeypatch.setattr(delta_kernels, "fla_form", lambda dtype: form)
+    assert (chunk_form(CUDA, torch.bfloat16) is form) == (not harm)
+    if harm:
+        assert cuda_word(CUDA, torch.bfloat16) == f"torch for delta nets (not fla: {fault})"
 
 
 def test_without_the_package_our_own_form_runs() -> None:

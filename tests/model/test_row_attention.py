@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,14 @@ from torch import Tensor
 from kaminari.model import attention
 from kaminari.model.attention import cuda_word, row_attention
 from kaminari.model.kernels import varlen
-from kaminari.model.row_attention import AttendRow, HeadSizes, first_right, plain_attention, try_out
+from kaminari.model.row_attention import (
+    AttendRow,
+    HeadSizes,
+    first_right,
+    plain_attention,
+    try_out,
+    try_step,
+)
 
 CPU = torch.device("cpu")
 QWEN = HeadSizes(16, 8, 128)
@@ -112,22 +120,28 @@ def test_the_last_one_is_taken_untried() -> None:
 def on_a_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """The word for a CUDA device with such kernels, each tried on the CPU."""
 
-    def word(dtype: torch.dtype, *, triton: bool = True, sdpa: AttendRow = right) -> str:
+    def word(
+        dtype: torch.dtype, *, triton: bool = True, step_fault: str = "", sdpa: AttendRow = right
+    ) -> str:
         class Kernels:
             @staticmethod
             def fits(step: Tensor, queries: int) -> bool:
                 return step.shape[2] != 72
 
         monkeypatch.setattr(attention, "_triton_kernels", lambda _: Kernels if triton else None)
+        monkeypatch.setattr(attention, "try_step", lambda *_: step_fault)
         monkeypatch.setattr(attention, "_attend_row_fused", sdpa)
         monkeypatch.setattr(
             attention, "first_right", lambda kernels, _, dtype, sizes: first_right(kernels, CPU, dtype, sizes)
         )
-        row_attention.cache_clear()
+        caches = (row_attention, attention._tried_step)
+        for each in caches:
+            each.cache_clear()
         try:
             return cuda_word(torch.device("cuda", 0), dtype, QWEN)
         finally:
-            row_attention.cache_clear()
+            for each in caches:
+                each.cache_clear()
 
     return word
 
@@ -141,12 +155,61 @@ def test_reports_say_what_runs_on_a_card_and_why(
         on_a_card(torch.bfloat16, triton=False)
         == "varlen_attn for decode (Triton is not installed) and varlen_attn for prompts"
     )
+    assert (
+        on_a_card(torch.bfloat16, step_fault="Failed to find C compiler")
+        == "varlen_attn for decode (not Triton: Failed to find C compiler) and varlen_attn for prompts"
+    )
     monkeypatch.setattr(varlen, "attend_row", raises)
     reason = "not varlen_attn: FlashAttention only supports Ampere GPUs or newer"
     assert on_a_card(torch.float32) == f"Triton for decode and sdpa for prompts ({reason})"
     assert on_a_card(torch.float32, sdpa=raises_nothing_to_read) == (
         f"Triton for decode and products for prompts ({reason}; not sdpa: AssertionError)"
     )
+
+
+class PlainSteps:
+    """What stands in for kernels of decode steps, and does harm where a test asks for it."""
+
+    def __init__(self, *, harm: str = "") -> None:
+        self.harm = harm
+
+    def write(
+        self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor
+    ) -> None:
+        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+            place = length if self.harm == "writes past the row" else length - 1
+            keys[slot, :, place], values[slot, :, place] = k[row], v[row]
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor, longest: int
+    ) -> Tensor:
+        assert longest >= int(lengths.max())
+        if self.harm == "raises":
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+        if self.harm == "mixes up the slots":
+            slots = slots.flip(0)
+        more = 1 if self.harm == "reads past the row" else 0
+        rows = []
+        for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+            held = slice(0, length + more)
+            rows.append(right(q[row][None], keys[slot, :, held], values[slot, :, held]))
+        return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        ("", "^$"),
+        ("raises", "^Failed to find C compiler. Please specify via CC environment variable$"),
+        ("writes past the row", "^it is off by nan of the answer for a step$"),
+        ("reads past the row", "^it is off by nan of the answer for a step$"),
+        ("mixes up the slots", "^it is off by (nan|[0-9.]+) of the answer for a step$"),
+    ],
+)
+def test_a_decode_step_is_tried_as_well(harm: str, reason: str, dtype: torch.dtype) -> None:
+    kernels: Any = PlainSteps(harm=harm)
+    assert re.search(reason, try_step(kernels, CPU, dtype, 64))
 
 
 def test_a_kernel_is_tried_once(on_a_card: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kaminari.config.quantization import PackFormat
 from kaminari.model.family import CheckpointError, Footprint
-from kaminari.model.kernels.linears import linear_kernel, multiplies_quantized
+from kaminari.model.kernels.linears import linear_kernel, quantized_obstacle
 from kaminari.model.layers import Embedding
 from kaminari.model.linear import LinearKernel, TableKernel
 from kaminari.model.loading import OpenCheckpoint, Placement, open_file
@@ -65,8 +65,8 @@ class PackedMatrices:
 
     def check_device(self, device: torch.device, dtype: torch.dtype) -> None:
         """Raise `CheckpointError` for a device that has no kernel for a pack."""
-        if not multiplies_quantized(device, dtype):
-            raise self._no_kernel(device, dtype)
+        if reason := quantized_obstacle(device, dtype):
+            raise self._no_kernel(device, dtype, reason)
 
     def release(self) -> None:
         """Let go of the weights, before they are given memory."""
@@ -107,12 +107,13 @@ class PackedMatrices:
     def _kernel(self, weight: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> LinearKernel:
         kernel = linear_kernel(weight, device, dtype)
         if kernel is None:
-            raise self._no_kernel(device, dtype)
+            raise self._no_kernel(device, dtype, quantized_obstacle(device, dtype))
         return kernel
 
-    def _no_kernel(self, device: torch.device, dtype: torch.dtype) -> CheckpointError:
+    def _no_kernel(self, device: torch.device, dtype: torch.dtype, reason: str) -> CheckpointError:
+        because = f" ({reason})" if reason else ""
         return CheckpointError(
-            f"there is no kernel for {self._pack.header.word} on {device} in {dtype}: "
+            f"there is no kernel for {self._pack.header.word} on {device} in {dtype}{because}: "
             "use --quantization none, or --device cpu"
         )
 

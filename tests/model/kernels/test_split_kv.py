@@ -15,6 +15,7 @@ from kaminari.model import attention
 from kaminari.model.attention import attend_rows
 from kaminari.model.batch import RowLengths, StepBatch
 from kaminari.model.cache import AttentionKV
+from kaminari.model.row_attention import try_step
 from tests.engine.harness import hand_loop, picture, poison
 from tests.triton_kernels import triton_kernels
 
@@ -169,6 +170,12 @@ def test_what_it_was_not_made_for_is_refused() -> None:
     case.q = case.q[:, :3]
     with pytest.raises(ValueError, match="3 heads of 16 do not fit"):
         case.answer()
+
+
+@pytest.mark.parametrize("head_dim", [16, 128, 256])
+def test_the_kernels_stand_the_trial_that_a_card_puts_them_to(head_dim: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16 if DEVICE.type == "cuda" else torch.float16):
+        assert try_step(split_kv, DEVICE, dtype, head_dim) == ""
 
 
 def test_a_model_that_decodes_with_the_kernels_gives_the_same_tokens(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from kaminari.model.kernels import linears
-from kaminari.model.kernels.linears import linear_kernel, multiplies_quantized
+from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.kernels.linears import linear_kernel, quantized_obstacle, try_linears
 from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 from tests.model.kernels.quantized_weights import int4_weight, int8_weight
 from tests.triton_kernels import triton_kernels
@@ -118,14 +121,47 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 
 def test_each_device_has_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
-    assert multiplies_quantized(cuda, torch.bfloat16)
+    monkeypatch.setattr(linears, "try_linears", lambda kernel, device, dtype: "")
+    assert not quantized_obstacle(cuda, torch.bfloat16)
     assert linear_kernel(torch.ones(2, 2), cuda, torch.float32) is None, "plain torch"
     monkeypatch.setattr(linears, "find_spec", lambda name: None)
-    assert not multiplies_quantized(cuda, torch.bfloat16)
+    assert quantized_obstacle(cuda, torch.bfloat16) == "Triton is not installed"
     assert linear_kernel(int8_weight(16, 64), cuda, torch.bfloat16) is None
-    assert multiplies_quantized(torch.device("cpu"), torch.bfloat16)
-    assert not multiplies_quantized(torch.device("cpu"), torch.float16)
-    assert not multiplies_quantized(torch.device("mps"), torch.float32)
+    assert not quantized_obstacle(torch.device("cpu"), torch.bfloat16)
+    for device, dtype in ((torch.device("cpu"), torch.float16), (torch.device("mps"), torch.float32)):
+        assert "kernels are for the CPU, in torch.bfloat16 and" in quantized_obstacle(device, dtype)
+
+
+class Faulty(DequantizingKernel):
+    """A kernel that does harm where a test asks for it."""
+
+    def __init__(self, harm: str, weight: QuantizedWeight, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(weight.to(device), dtype)
+        self.harm = harm
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if self.harm == "raises":
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+        product = super().multiply(x)
+        return product.roll(1, 1) if self.harm == "mixes up outputs" else product
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        ("", "^$"),
+        ("raises", "^Failed to find C compiler. Please specify via CC environment variable$"),
+        ("mixes up outputs", "^Int8Weight is multiplied wrongly, off by "),
+    ],
+)
+def test_a_card_is_tried_before_a_pack_is_loaded(harm: str, reason: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert re.search(reason, try_linears(partial(Faulty, harm), torch.device("cpu"), dtype))
+
+
+def test_the_kernels_stand_the_trial_that_a_card_puts_them_to() -> None:
+    for dtype in DTYPES:
+        assert try_linears(triton_linear.TritonLinear, DEVICE, dtype) == ""
 
 
 @pytest.mark.cuda

@@ -213,7 +213,9 @@ def test_a_device_without_kernels_is_refused_before_anything_is_read(
     monkeypatch.setattr(linears, "find_spec", lambda name: None)  # no Triton
     asked = {"model.source": str(tiny_checkpoint), "model.dtype": "bfloat16"}
     settings = load_settings(asked | {"model.quantization": str(packs / "int8")}, environ={})
-    with pytest.raises(CheckpointError, match=r"no kernel for int8\+head-int8 on cuda:0 in torch.bfloat16"):
+    with pytest.raises(
+        CheckpointError, match=r"no kernel for int8\+head-int8 on cuda:0 in torch.bfloat16 \(Trit"
+    ):
         loading.plan_model(settings)
 
 
