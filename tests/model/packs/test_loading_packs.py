@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.kernels.linears import linear_kernel
 from kaminari.model.linear import Matrix
 from kaminari.model.packs import placing
 from kaminari.model.packs.placing import PackedMatrices
@@ -95,6 +96,27 @@ def test_tokens_are_those_of_the_weights_dequantized_by_hand(
     found = answers(folder, load_packed(folder, pack))
     assert found == answers(by_hand, load(by_hand))
     assert len({token for answer in found for token in answer}) > 3, "the answers say too little"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("variant", ["tied-grouped", "qwen3_5"])
+@pytest.mark.parametrize("recipe", [INT8_HEAD, INT4_HEAD], ids=["int8", "int4"])
+@pytest.mark.usefixtures("plain_kernels")
+def test_on_cuda_tokens_are_those_of_the_weights_dequantized_on_the_cpu(
+    variant: str,
+    recipe: Recipe,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = checkpoint(variant)
+    pack = pack_of(folder, recipe, tmp_path / "pack").pack
+    wanted = answers(folder, load_packed(folder, pack))
+    monkeypatch.setattr(placing, "linear_kernel", linear_kernel)
+    device = torch.device("cuda", torch.cuda.current_device())
+    options = LoadOptions(device, torch.float32, torch.float32, pack=pack)
+    assert answers(folder, find_family(folder).load(folder, options)) == wanted
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
