@@ -106,7 +106,7 @@ def measure(settings: Settings, name: str, seconds: float, say: Say) -> Iterator
 def _step(session: Session, prompt: PreparedPrompt, rows: int, seconds: float) -> float:
     """The median seconds of a step, over as many steps as the time allows.
 
-    Where `MOST_STEPS` take less than half of it, the rows begin again behind the prompt: they never grow long.
+    Where `MOST_STEPS` take less than half of it, the rows begin again behind the prompt, and never grow long.
     """
     samples: list[float] = []
     began = time.perf_counter()
