@@ -8,7 +8,7 @@ rows of codes join like rows of weights do.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,7 +19,7 @@ from kaminari.model.loading import open_file
 PACK_FILE = "pack.safetensors"
 REPORT_FILE = "report.json"
 METADATA_KEY = "kaminari_pack"
-VERSION = 2
+VERSION: Final = 2
 GROUP_SIZES = (32, 64, 128)
 
 GroupSize = Literal[32, 64, 128]
