@@ -65,6 +65,12 @@ def advise(rates: Sequence[Rate]) -> Advice:
     slots = min(rows for rows, tokens in by_rows.items() if tokens * WORTH >= best)
     steps = ", ".join(f"{by_rows[rows]:.1f} with {rows}" for rows in sorted(by_rows))
     reasons.append(f"slots: {slots}, of tokens/s {steps}")
+    fastest = max((rate for rate in rates if rate.rows == slots), key=lambda rate: rate.tokens)
+    if fastest.tokens >= by_rows[slots] * WORTH:
+        reasons.append(
+            f"where {slots} ask at once, --quantization {fastest.format} --threads {fastest.threads} "
+            f"makes {fastest.tokens:.1f} tokens/s"
+        )
     return Advice(chosen.format, threads, slots, tuple(reasons))
 
 

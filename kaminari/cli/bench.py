@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -25,6 +22,7 @@ from rich.text import Text
 from kaminari.bench.options import BATCHES, CLIENTS, CONTEXTS, HF, LLAMA_CPP, PICTURES, PROMPTS, Options
 from kaminari.cli.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from kaminari.cli.flags import CommandParser, add_settings_flags, command_parser, parse_command
+from kaminari.cli.interrupt import ended_as_interrupted
 from kaminari.config import Settings
 
 if TYPE_CHECKING:
@@ -85,28 +83,11 @@ def measure(suite: str, settings: Settings, options: Options, typed: str, *, qui
         raise CommandError(str(error), exit_code=USAGE) from error
     console = Console(stderr=True)
     console.quiet = quiet or not console.is_terminal
-    with _reporting(console) as reporting, _ended_as_interrupted():
+    with _reporting(console) as reporting, ended_as_interrupted():
         try:
             return run_suite(suite, settings, options, typed, reporting)
         except (CasesError, CheckpointError, CapacityError, PlacementError, PeerError, LoadError) as error:
             raise CommandError(str(error)) from error
-
-
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C: a run that a time limit ends keeps what it measured, too."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

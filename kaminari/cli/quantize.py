@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from kaminari.cli.errors import USAGE, CommandError
 from kaminari.cli.flags import add_settings_flags, command_parser, parse_command
+from kaminari.cli.interrupt import ended_as_interrupted
 from kaminari.config import PackFormat, Settings, standard_place
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def run(argv: Sequence[str]) -> int:
     folder: Path = args.out or standard_place(settings.model.source, PackFormat(args.to))
     console = Console(stderr=True, highlight=False)
     console.quiet = args.json or not console.is_terminal
-    made = make(settings, recipe, folder, console, calibration)
+    with ended_as_interrupted():
+        made = make(settings, recipe, folder, console, calibration)
     report = PackReport(made)
     if args.report:
         with console.status("starting") as status:

@@ -83,19 +83,28 @@ def compare_pages(settings: Settings, pack: Pack, pages: Sequence[Page], say: Sa
 
     Raises `PageError`, `EngineFault`, and what `Engine.load` raises.
     """
-    readings = []
-    for quantization, words in (
-        (NoQuantization(), "its own weights"),
-        (PackFolder(pack.folder), "the pack"),
-    ):
-        model = settings.model.model_copy(update={"quantization": quantization})
-        with Engine.load(settings.model_copy(update={"model": model})) as engine:
-            done = 0
-
-            def answered(words: str = words) -> None:
-                nonlocal done
-                done += 1
-                say(f"reading pages with {words}: {done} of {len(pages)}")
-
-            readings.append(score(pages, ask(engine, pages, answered)))
+    readings = [
+        score(pages, answer_pages(settings, quantization, pages, say))
+        for quantization in (NoQuantization(), PackFolder(pack.folder))
+    ]
     return tuple(ReadPages(own, packed) for own, packed in zip(*readings, strict=True))
+
+
+def answer_pages(
+    settings: Settings, quantization: NoQuantization | PackFolder, pages: Sequence[Page], say: Say
+) -> list[str]:
+    """The engine's answers to the pages, with the model's own weights or from a pack.
+
+    Raises what `compare_pages` does.
+    """
+    words = "the pack" if isinstance(quantization, PackFolder) else "its own weights"
+    model = settings.model.model_copy(update={"quantization": quantization})
+    done = 0
+
+    def answered() -> None:
+        nonlocal done
+        done += 1
+        say(f"reading pages with {words}: {done} of {len(pages)}")
+
+    with Engine.load(settings.model_copy(update={"model": model})) as engine:
+        return ask(engine, pages, answered)

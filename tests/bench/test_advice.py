@@ -43,6 +43,15 @@ def test_the_reasons_hold_the_numbers() -> None:
     assert "slots: 2, of tokens/s 10.0 with 1, 18.5 with 2" in said
 
 
+def test_what_is_faster_for_many_is_said_beside_what_is_faster_for_one() -> None:
+    found = rates(int8={(1, 1): 20.0, (1, 8): 90.0}, int4={(1, 1): 30.0, (1, 8): 80.0})
+    advice = advise(found)
+    assert chosen(advice) == ("int4", 1, 8)
+    assert "where 8 ask at once, --quantization int8 --threads 1 makes 90.0 tokens/s" in advice.reasons
+    found = rates(int8={(1, 1): 20.0, (1, 8): 90.0}, int4={(1, 1): 30.0, (1, 8): 85.0})
+    assert not any("at once" in reason for reason in advise(found).reasons)
+
+
 def test_without_a_rate_there_is_no_advice() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         advise([])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from kaminari.bench.formats import formats_of, measure, missing_formats
+from kaminari.bench.formats import MOST_STEPS, formats_of, measure, missing_formats
 from kaminari.cli.main import main
 from kaminari.config import EngineSettings, Settings
+from kaminari.engine.drawn import Undrawn
+from kaminari.engine.runner import Runner
+from kaminari.engine.scheduler import DecodeRow
 from tests.engine.harness import settings
 
 
@@ -48,6 +53,25 @@ def test_rates_come_for_every_row_count_that_fits(tiny_checkpoint: Path) -> None
         assert all(rate.tokens > 0 for rate in found)
     assert said[0] == "none: loading"
     assert "int8: 2 rows, 1 threads" in said
+
+
+def test_a_fast_model_is_measured_for_its_whole_time(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far more steps than its slots have room for, each at the length of the first ones."""
+    lengths: list[int] = []
+    decode = Runner.decode
+
+    def counted(self: Runner, rows: Sequence[DecodeRow]) -> Undrawn:
+        lengths.append(max(row.cached for row in rows))
+        return decode(self, rows)
+
+    monkeypatch.setattr(Runner, "decode", counted)
+    clock = iter(range(10_000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    list(measure(wanted(tiny_checkpoint), "none", 2000, lambda _: None))  # a second a look at the clock
+    assert len(lengths) > 3 * 4 * MOST_STEPS
+    assert max(lengths) - min(lengths) < 3 * (MOST_STEPS + 1)
 
 
 def test_a_context_that_is_too_short_is_said(tiny_checkpoint: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -276,6 +279,20 @@ def test_what_cannot_be_made(
     assert "cannot write" in failure(capsys, *line)
     line = (str(tiny_checkpoint), "--to", "int8", "--report", "--image", str(tmp_path / "no.png"))
     assert "cannot read the picture" in failure(capsys, *line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_told_to_end_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    """Killed while its first rows are written, in a process of its own."""
+    code = (
+        "import os, sys; from kaminari.cli.main import main; "
+        "from kaminari.model.packs.tensor_file import TensorFile; "
+        "TensorFile.write_rows = lambda *rest: os.kill(os.getpid(), int(sys.argv[1])); "
+        "sys.exit(main(['quantize', 'demo', '--to', 'int8', '-o', sys.argv[2]]))"
+    )
+    line = [sys.executable, "-c", code, str(int(number)), str(tmp_path / "new" / "pack")]
+    assert subprocess.run(line, capture_output=True, text=True).returncode == 130
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_standard_pack_of_the_other_format_is_refused(

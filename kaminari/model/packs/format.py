@@ -8,7 +8,7 @@ rows of codes join like rows of weights do.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,6 +19,7 @@ from kaminari.model.loading import open_file
 PACK_FILE = "pack.safetensors"
 REPORT_FILE = "report.json"
 METADATA_KEY = "kaminari_pack"
+VERSION: Final = 2
 GROUP_SIZES = (32, 64, 128)
 
 GroupSize = Literal[32, 64, 128]
@@ -32,6 +33,7 @@ class PackTarget(BaseModel):
     format:       int8 or int4
     shape:        (out_features, in_features)
     fingerprint:  of the source, see `kaminari.model.packs.fingerprint`
+    digest:       of the target's codes and scales, see `kaminari.model.packs.digest`
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +42,7 @@ class PackTarget(BaseModel):
     format: PackFormat
     shape: tuple[int, int]
     fingerprint: str
+    digest: str
 
 
 class PackHeader(BaseModel):
@@ -55,7 +58,7 @@ class PackHeader(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1]
+    version: Literal[2]
     format: PackFormat
     group_size: GroupSize | None
     method: str
@@ -109,7 +112,9 @@ def read_header(folder: Path) -> PackHeader:
     try:
         header = PackHeader.model_validate_json(text)
     except ValidationError as error:
-        raise CheckpointError(f"{path} is not a pack that this version reads: {_first(error)}") from error
+        raise CheckpointError(
+            f"{path} is not a pack that this version reads: {_first(error)}; kaminari quantize makes it anew"
+        ) from error
     if (header.group_size is None) is not (header.format is PackFormat.INT8):
         raise CheckpointError(f"{path}: an {header.format} pack with group_size {header.group_size}")
     return header

@@ -15,6 +15,7 @@ from torch import Tensor
 from kaminari.config.quantization import PackFormat
 from kaminari.model.family import CheckpointError
 from kaminari.model.loading import OpenCheckpoint, StoredTensor, listed, open_file, read_file_headers
+from kaminari.model.packs.digest import digest_of
 from kaminari.model.packs.fingerprint import fingerprint
 from kaminari.model.packs.format import PACK_FILE, PackHeader, PackTarget, read_header
 from kaminari.model.packs.targets import find_targets
@@ -35,6 +36,15 @@ class Pack:
 
     def read(self, file: Any, name: str) -> QuantizedWeight:
         """Read and check the weight of a target from the open `file`. Raises `CheckpointError`."""
+        weight = self._checked(file, name)
+        if digest_of(weight) != self.header.targets[name].digest:
+            raise CheckpointError(
+                f"{name} in {self.file} is not what was written: its digest differs; make the pack anew"
+            )
+        return weight
+
+    def _checked(self, file: Any, name: str) -> QuantizedWeight:
+        """A weight whose values are such as packs have."""
         target = self.header.targets[name]
         tensors = {
             part: _tensor(file, f"{name}.{part}", self.file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -29,19 +30,26 @@ class TensorFile:
         """Write the header for tensors of (dtype, shape) by name. Raises OSError."""
         self._tensors = dict(tensors)
         self._starts: dict[str, int] = {}
-        header: dict[str, object] = {"__metadata__": dict(metadata)}
+        self._entries: dict[str, object] = {}
         end = 0
         for name in sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name][0]], name)):
             dtype, shape = tensors[name]
             start, end = end, end + prod(shape) * ITEM_BYTES[dtype]
             self._starts[name] = start
-            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % HEADER_ALIGNMENT)
-        self._data = HEADER_ALIGNMENT + len(text)
+            self._entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        header = self._header(metadata)
+        self._data = len(header)
         self._file = path.open("wb")
-        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.write(header)
         self._file.truncate(self._data + end)
+
+    def describe(self, metadata: Mapping[str, str]) -> None:
+        """Replace the metadata. Raises OSError; ValueError where the header would change its length."""
+        header = self._header(metadata)
+        if len(header) != self._data:
+            raise ValueError(f"a header of {self._data} bytes cannot become one of {len(header)}")
+        self._file.seek(0)
+        self._file.write(header)
 
     def write_rows(self, name: str, first_row: int, rows: Tensor) -> None:
         """Put rows [n, ...] in their place. Raises OSError; ValueError for rows that are not the tensor's."""
@@ -54,10 +62,19 @@ class TensorFile:
         self._file.seek(self._data + self._starts[name] + first_row * row_bytes)
         self._file.write(rows.contiguous().view(torch.uint8).numpy().tobytes())
 
+    def _header(self, metadata: Mapping[str, str]) -> bytes:
+        entries = {"__metadata__": dict(metadata), **self._entries}
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % HEADER_ALIGNMENT)
+        return len(text).to_bytes(HEADER_ALIGNMENT, "little") + text
+
     def __enter__(self) -> TensorFile:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with self._file:
+            if kind is None:  # whoever moves the file into its place finds it there after a power cut, too
+                self._file.flush()
+                os.fsync(self._file.fileno())

@@ -19,10 +19,12 @@ from kaminari import __version__
 from kaminari.config.quantization import PackFormat
 from kaminari.model.family import CheckpointError
 from kaminari.model.loading import OpenCheckpoint, StoredTensor, open_file
+from kaminari.model.packs.digest import UNKNOWN, Digest, parts
 from kaminari.model.packs.format import (
     METADATA_KEY,
     PACK_FILE,
     REPORT_FILE,
+    VERSION,
     GroupSize,
     PackHeader,
     PackTarget,
@@ -33,7 +35,7 @@ from kaminari.model.packs.reading import Pack, fingerprints, open_pack
 from kaminari.model.packs.rounding import Method, quantize_int4, quantize_int8
 from kaminari.model.packs.targets import Target, find_targets
 from kaminari.model.packs.tensor_file import TensorFile
-from kaminari.model.quantized import Int4Weight, QuantizedWeight
+from kaminari.model.quantized import QuantizedWeight
 
 # values of a weight that are worked on at once: few enough for a core's cache, where a fit is twice as fast
 BLOCK_VALUES = 1 << 17
@@ -105,11 +107,13 @@ def make_pack(
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
         made = Path(scratch) / "new"
         made.mkdir()
-        metadata = {METADATA_KEY: header.model_dump_json(), "format": "pt"}
-        with TensorFile(made / PACK_FILE, header.stored_tensors(), metadata) as file:
+        with TensorFile(made / PACK_FILE, header.stored_tensors(), _metadata(header)) as file:
             rounding = _Rounding(recipe, moments)
-            for name, target in targets.items():
-                _write(file, name, target, rounding, checkpoint.tensors, counter)
+            digests = {
+                name: _write(file, name, target, rounding, checkpoint.tensors, counter)
+                for name, target in targets.items()
+            }
+            file.describe(_metadata(_with_digests(header, digests)))
         errors = _read_back(open_pack(made, checkpoint, family), targets, checkpoint.tensors, counter)
         if folder.exists():
             folder.rename(Path(scratch) / "old")
@@ -124,9 +128,10 @@ def make_pack(
 
 def save_report(folder: Path, text: str) -> None:
     """Keep a report beside a pack. Raises OSError."""
-    new = folder / f"{REPORT_FILE}.new"
-    new.write_text(text + "\n", encoding="utf-8")
-    new.replace(folder / REPORT_FILE)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        new = Path(scratch) / REPORT_FILE
+        new.write_text(text + "\n", encoding="utf-8")
+        new.replace(folder / REPORT_FILE)
 
 
 def _header(
@@ -137,7 +142,7 @@ def _header(
     prints = fingerprints({target.source for target in targets.values()}, checkpoint.tensors)
     int4 = recipe.format is PackFormat.INT4
     return PackHeader(
-        version=1,
+        version=VERSION,
         format=recipe.format,
         group_size=recipe.group_size if int4 else None,
         method=recipe.method if int4 else Method.RTN,
@@ -151,10 +156,22 @@ def _header(
                 format=target.format,
                 shape=target.shape,
                 fingerprint=prints[target.source],
+                digest=UNKNOWN,
             )
             for name, target in targets.items()
         },
     )
+
+
+def _with_digests(header: PackHeader, digests: Mapping[str, str]) -> PackHeader:
+    targets = {
+        name: target.model_copy(update={"digest": digests[name]}) for name, target in header.targets.items()
+    }
+    return header.model_copy(update={"targets": targets})
+
+
+def _metadata(header: PackHeader) -> dict[str, str]:
+    return {METADATA_KEY: header.model_dump_json(), "format": "pt"}
 
 
 def _write(
@@ -164,18 +181,20 @@ def _write(
     rounding: _Rounding,
     tensors: Mapping[str, StoredTensor],
     counter: _Counter,
-) -> None:
+) -> str:
+    """Round and write a weight block by block; its digest."""
+    digest = Digest()
     for first_row, rows in _blocks(tensors[target.source], target, rounding.block_values):
         if not bool(rows.isfinite().all()):
             raise CheckpointError(
                 f"{target.source} in {tensors[target.source].file.name} holds values that are not finite"
             )
         weight = rounding.round(target, rows)
-        if isinstance(weight, Int4Weight):
-            file.write_rows(f"{name}.zeros", first_row, weight.zeros)
-        file.write_rows(f"{name}.codes", first_row, weight.codes)
-        file.write_rows(f"{name}.scales", first_row, weight.scales)
+        for part, values in parts(weight).items():
+            file.write_rows(f"{name}.{part}", first_row, values)
+        digest.add(weight)
         counter.add(rows.numel())
+    return digest.hex()
 
 
 def _read_back(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kaminari.model.family import CheckpointError, find_family
@@ -17,7 +18,16 @@ from kaminari.model.packs.rounding import Method, quantize_int4, quantize_int8
 from kaminari.model.packs.targets import matrices_by_parameter
 from kaminari.model.packs.tensor_file import TensorFile
 from kaminari.model.packs.writing import Recipe, make_pack
-from tests.model.packs.packs import INT4, INT4_HEAD, INT8, INT8_HEAD, header_of, pack_of, reopened
+from tests.model.packs.packs import (
+    INT4,
+    INT4_HEAD,
+    INT8,
+    INT8_HEAD,
+    header_of,
+    load_packed,
+    pack_of,
+    reopened,
+)
 
 FAMILIES = ["tied-grouped", "untied-wide", "sharded", "qwen3_5", "qwen3_5-untied", "minicpm_v"]
 
@@ -134,6 +144,42 @@ def test_a_failure_leaves_nothing_and_the_old_pack_in_place(
     reopened(tiny_checkpoint, folder)
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize("verb", ["write_rows", "describe"])
+def test_nothing_of_an_interrupted_pack_is_left(
+    verb: str, end: BaseException, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far it came: the first of its rows, and all of them but what closes it."""
+
+    def ends(self: TensorFile, *rest: object) -> None:
+        raise end
+
+    monkeypatch.setattr(TensorFile, verb, ends)
+    with pytest.raises((KeyboardInterrupt, OSError)):
+        pack_of(tiny_checkpoint, INT4, tmp_path / "new" / "pack")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_pack_that_was_killed_half_way_does_not_load(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut leaves has its header and its length, and is refused by its first weight."""
+    half = tmp_path / "half"
+
+    def left(self: TensorFile, *rest: object) -> None:
+        self._file.flush()
+        shutil.copytree(next(tmp_path.glob(".pack.*")) / "new", half, dirs_exist_ok=True)
+
+    monkeypatch.setattr(TensorFile, "describe", left)
+    with pytest.raises(CheckpointError, match="its digest differs"):
+        pack_of(tiny_checkpoint, INT4, tmp_path / "pack")
+    assert not (tmp_path / "pack").exists()
+    with pytest.raises(
+        CheckpointError, match=r"_proj in .*half.* is not what was written: its digest differs"
+    ):
+        load_packed(tiny_checkpoint, reopened(tiny_checkpoint, half))
+
+
 class Even:
     """Moments of inputs that say nothing of each other."""
 
@@ -184,6 +230,17 @@ def test_a_tensor_file_takes_no_rows_of_another_tensor(
         pytest.raises(ValueError, match="a "),
     ):
         file.write_rows("a", first_row, rows)
+
+
+def test_a_tensor_file_is_described_anew_in_the_same_length(tmp_path: Path) -> None:
+    with TensorFile(tmp_path / "x", {"a": ("U8", (2,))}, {"key": "value"}) as file:
+        file.write_rows("a", 0, torch.tensor([3, 4], dtype=torch.uint8))
+        file.describe({"key": "other"})
+        with pytest.raises(ValueError, match=r"a header of .* bytes cannot become one of"):
+            file.describe({"key": "a much longer value than before"})
+    assert load_file(tmp_path / "x")["a"].tolist() == [3, 4]
+    with safe_open(tmp_path / "x", "pt") as read:
+        assert read.metadata() == {"key": "other"}
 
 
 def test_a_tensor_file_is_a_safetensors_file(tmp_path: Path) -> None:
