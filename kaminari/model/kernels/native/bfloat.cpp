@@ -286,7 +286,8 @@ void block(const Rows& x, const uint16_t* weight, uint16_t* out, int64_t columns
   Pass pass;
   pass.columns = columns;
   pass.next = reinterpret_cast<const char*>(weight + BLOCK * columns);
-  for (pass.first = 0; pass.first < columns; pass.first += SOME) {
+  pass.first = 0;
+  do {
     pass.last = std::min(pass.first + SOME, columns);
     const auto run = [&](const Rows::Tile& tile) {
       // where there are fewer, the last one stands in for the others, and is not written
@@ -310,7 +311,8 @@ void block(const Rows& x, const uint16_t* weight, uint16_t* out, int64_t columns
       for (const Rows::Tile& tile : x)
         for (pass.group = 0; pass.group < GROUPS; pass.group++) run(tile);
     }
-  }
+    pass.first += SOME;
+  } while (pass.first < columns);
   for (int64_t m = 0; m < x.rows(); m++) put_totals(parts + m * PARTS, out + m * outputs, there);
 }
 
@@ -328,12 +330,13 @@ void one_row(const Held* x, const uint16_t* weight, uint16_t* out, int64_t colum
 
 }  // namespace
 
-// x [rows][columns], weight [outputs][columns], out [rows][outputs]. Returns 0, or 1 where there is no memory.
+// x [rows][columns], weight [outputs][columns], out [rows][outputs]. Returns 0, or 1 where there is no memory, or
+// where there are more rows than MOST_ROWS.
 KAMINARI int32_t kaminari_bfloat_linear(const uint16_t* weight, int64_t columns, int64_t outputs, const uint16_t* x,
                                         uint16_t* out, int64_t rows) {
   static thread_local Scratch scratch;
   Rows held;
-  if (!held.hold(scratch, x, rows, columns)) return 1;
+  if (rows > MOST_ROWS || !held.hold(scratch, x, rows, columns)) return 1;
   if (rows == 1) {
     const int64_t chunk = std::max<int64_t>(1, CHUNK / (2 * std::max<int64_t>(columns, 1)));
     parallel_streams(outputs, chunk, [&](int64_t first, int64_t end) {
