@@ -1,10 +1,10 @@
 // Linears over bfloat16 weights as they lie in a checkpoint, [outputs][columns], for the few rows of a decode
 // step. A result is one chain of fused sums over ascending columns, whatever the other rows and the threads.
 //
-// One row reads its weights as one stream. More rows are cut into tiles that fit into registers, and go through
-// blocks of outputs: a block's columns are cut too, so that the rows' part stays in the first cache while all of
-// the block's outputs pass, and the next block's weights are asked for meanwhile in the order of memory. As one
-// stream that is, which the processor follows, where it does not follow the rows of several outputs.
+// One row reads its weights as one stream. More rows are cut into tiles whose sums fit into registers, and go
+// through blocks of outputs; a block's columns are cut into passes, so that their rows' part stays in the first cache
+// while all of the block's outputs pass. What comes next is asked for meanwhile, evenly and in the order of memory: as
+// one stream that is, which the processor follows, where it does not follow the rows of several outputs.
 #include <algorithm>
 
 #include "number.h"
@@ -19,14 +19,21 @@
 
 namespace {
 
-constexpr int BLOCK = 48;               // outputs of a block
-constexpr int SUMMED = 16;              // outputs whose totals are taken at once
-constexpr int64_t ROW_BYTES = 1 << 14;  // of a tile's rows that go through a block together
-constexpr int64_t CHUNK = 1 << 17;      // bytes of weights that a thread of one row that a thread takes at once
-constexpr int IN_L2 = 2;                // how near __builtin_prefetch brings what it asks for
+constexpr int BLOCK = 16;               // outputs of a block
+constexpr int64_t MOST_ROWS = 16;       // of a call
+constexpr int64_t CHUNK = 1 << 17;      // bytes of weights that a thread of one row takes at once
+constexpr int64_t BLOCKS = 1 << 16;     // likewise with more rows, or a block
+constexpr int IN_L1 = 3, IN_L2 = 2;     // how near __builtin_prefetch brings what it asks for
 
-// Of each level: STEP columns of weights and of a row as it is held for a call; the most rows of a tile, and by
-// their number how many outputs go side by side, so that a row's columns are loaded once for all of them.
+// Of each level:
+//   STEP      columns of weights, and of a row as it is held for a call
+//   STEPS     of a pass
+//   TILE      the most rows of a tile
+//   SIDES     how many outputs go side by side, so that a row's columns are loaded once for all of them
+//   IN_TURNS  whether the tiles take turns at each group of such outputs, whose weights then stay in the first cache:
+//             the last one asks for the next group's there, so that none waits for them. Else a tile goes through
+//             all of the block first.
+//   PARTS     what a tile's sums over all columns end as, for each row of a block; `put_totals` makes the results
 #if defined(__AVX2__)
 inline float total_of(__m256 eight) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -38,9 +45,13 @@ inline float total_of(__m256 eight) {
 #if defined(__AVX512BF16__)
 
 constexpr int STEP = 32;
-constexpr int TILE = 8;
-constexpr int SIDES[TILE + 1] = {0, 1, 6, 4, 2, 2, 2, 3, 3};
+constexpr int STEPS = 16;
+constexpr bool IN_TURNS = true;
+constexpr int TILE = 4;
+constexpr int SIDES = 4;
+constexpr int PARTS = BLOCK / SIDES;
 using Sums = __m512;
+using Part = __m512;
 struct alignas(64) Held { uint16_t columns[STEP]; };
 
 inline Sums nothing() { return _mm512_setzero_ps(); }
@@ -48,7 +59,12 @@ inline __m512bh load(const uint16_t* from) { return (__m512bh)_mm512_loadu_si512
 inline __m512bh load(const uint16_t* from, int64_t count) {
   return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << count) - 1), from);
 }
-inline void hold(Held* to, __m512bh columns) { _mm512_store_si512(to->columns, (__m512i)columns); }
+// Where this is not said, gcc loads some weights anew for every row.
+inline __m512bh once(__m512bh columns) {
+  asm("" : "+v"(columns));
+  return columns;
+}
+inline void keep(Held* to, __m512bh columns) { _mm512_store_si512(to->columns, (__m512i)columns); }
 inline __m512bh load(const Held& held) { return (__m512bh)_mm512_load_si512(held.columns); }
 inline Sums add_products(Sums sums, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sums, a, b); }
 inline float total(Sums sums) {
@@ -70,20 +86,27 @@ inline __m512 eighths(__m512 a, __m512 b) {
 inline __m512 sixteenths(__m512 a, __m512 b) {
   return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
-inline void totals(const Sums* sums, int64_t apart, float* to) {
-  __m512 some[4];  // of the vectors n, n + 4, n + 8 and n + 12
-  unrolled<4>([&](auto n) ALWAYS_INLINE {
-    some[n] = quarters(halves(sums[n * apart], sums[(n + 4) * apart]),
-                       halves(sums[(n + 8) * apart], sums[(n + 12) * apart]));
-  });
-  _mm512_storeu_ps(to, sixteenths(eighths(some[0], some[1]), eighths(some[2], some[3])));
+// The sums of four outputs, each of which is left in four lanes.
+inline void fold(const Sums (&sums)[SIDES], Part* parts, int64_t group) {
+  parts[group] = quarters(halves(sums[0], sums[1]), halves(sums[2], sums[3]));
+}
+// The totals of a row's sums, rounded as `put` does, for the first `there` outputs.
+inline void put_totals(const Part* parts, uint16_t* to, int64_t there) {
+  const __m512 totals = sixteenths(eighths(parts[0], parts[1]), eighths(parts[2], parts[3]));
+  const __m512i bits = _mm512_castps_si512(totals);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(totals, totals, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+  _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << there) - 1), _mm512_cvtepi32_epi16(rounded));
 }
 
 #elif defined(__AVX2__)
 
 constexpr int STEP = 16;
+constexpr int STEPS = 64;
+constexpr bool IN_TURNS = false;
 constexpr int TILE = 4;
-constexpr int SIDES[TILE + 1] = {0, 1, 2, 1, 1};
+constexpr int SIDES = 1;
 struct Pair { __m256 even, odd; };
 using Sums = Pair;
 struct alignas(32) Held { float even[STEP / 2], odd[STEP / 2]; };
@@ -99,7 +122,7 @@ inline Pair load(const uint16_t* from, int64_t count) {
   std::memcpy(some, from, count * sizeof *from);
   return load(some);
 }
-inline void hold(Held* to, Pair columns) {
+inline void keep(Held* to, Pair columns) {
   _mm256_store_ps(to->even, columns.even);
   _mm256_store_ps(to->odd, columns.odd);
 }
@@ -112,8 +135,10 @@ inline float total(Sums sums) { return total_of(_mm256_add_ps(sums.even, sums.od
 #else
 
 constexpr int STEP = 16;
+constexpr int STEPS = 64;
+constexpr bool IN_TURNS = false;
 constexpr int TILE = 1;
-constexpr int SIDES[TILE + 1] = {0, 1};
+constexpr int SIDES = 1;
 struct Sums { float lane[STEP]; };
 using Held = Sums;
 
@@ -123,7 +148,7 @@ inline Held load(const uint16_t* from, int64_t count = STEP) {
   for (int64_t i = 0; i < count; i++) some.lane[i] = to_float(from[i]);
   return some;
 }
-inline void hold(Held* to, const Held& columns) { *to = columns; }
+inline void keep(Held* to, const Held& columns) { *to = columns; }
 inline const Held& load(const Held& held) { return held; }
 inline Sums add_products(Sums sums, const Held& a, const Held& b) {
   for (int i = 0; i < STEP; i++) sums.lane[i] += a.lane[i] * b.lane[i];
@@ -138,66 +163,157 @@ inline float total(const Sums& sums) {
 #endif
 
 #if !defined(__AVX512BF16__)
-inline void totals(const Sums* sums, int64_t apart, float* to) {
-  for (int n = 0; n < SUMMED; n++) to[n] = total(sums[n * apart]);
+template <class Columns>
+inline Columns once(Columns columns) {
+  return columns;
+}
+constexpr int PARTS = BLOCK;
+using Part = float;
+inline void fold(const Sums (&sums)[SIDES], Part* parts, int64_t group) {
+  for (int s = 0; s < SIDES; s++) parts[group + s * (BLOCK / SIDES)] = total(sums[s]);
+}
+inline void put_totals(const Part* parts, uint16_t* to, int64_t there) {
+  for (int i = 0; i < there; i++) put(to + i, parts[i]);
 }
 #endif
 
-// Adds the products of the columns [first, last) of SIDES outputs to `sums`, [outputs][rows]. Returns what is to
-// be asked for next.
-template <int ROWS, int SIDES, bool ASKS>
-const char* add_columns(const Held* x, const uint16_t* const (&lines)[SIDES], Sums* sums, int64_t first, int64_t last,
-                        const char* next) {
-  Sums here[SIDES][ROWS];
+// A group of SIDES outputs, each BLOCK / SIDES behind the one before, and the rows of a tile, which go through the
+// columns [first, last) of a block together.
+struct Pass {
+  const Held* x;  // [steps][rows]
+  const uint16_t* lines[SIDES];
+  Sums* sums;   // [rows][SIDES], between the passes of a block
+  Part* parts;  // [rows][PARTS], behind the last one
+  int64_t group, first, last, columns;
+  const char* next;  // what is asked for into the second cache, so many lines a step
+  int64_t asks;
+  int64_t ahead;  // how far from this pass's weights those of the next one lie, where they are asked for, or 0
+};
+
+template <int ROWS>
+void add_columns(const Pass& pass) {
+  Sums here[ROWS][SIDES];
   const auto each_sum = [&](const auto& body) ALWAYS_INLINE {
-    unrolled<SIDES>([&](auto n) ALWAYS_INLINE { unrolled<ROWS>([&](auto m) ALWAYS_INLINE { body(n, m); }); });
+    unrolled<ROWS>([&](auto m) ALWAYS_INLINE { unrolled<SIDES>([&](auto n) ALWAYS_INLINE { body(m, n); }); });
   };
+  if (pass.first == 0)
+    each_sum([&](auto m, auto n) ALWAYS_INLINE { here[m][n] = nothing(); });
+  else
+    each_sum([&](auto m, auto n) ALWAYS_INLINE { here[m][n] = pass.sums[m * SIDES + n]; });
+  const Held* x = pass.x + pass.first / STEP * ROWS;
   const auto add = [&](auto load_weights) ALWAYS_INLINE {
     decltype(load_weights(0)) weights[SIDES];
-    unrolled<SIDES>([&](auto n) ALWAYS_INLINE { weights[n] = load_weights(n); });
+    unrolled<SIDES>([&](auto n) ALWAYS_INLINE { weights[n] = once(load_weights(n)); });
     unrolled<ROWS>([&](auto m) ALWAYS_INLINE {
       const auto row = load(x[m]);
-      unrolled<SIDES>([&](auto n) ALWAYS_INLINE { here[n][m] = add_products(here[n][m], row, weights[n]); });
+      unrolled<SIDES>([&](auto n) ALWAYS_INLINE { here[m][n] = add_products(here[m][n], row, weights[n]); });
     });
   };
-  each_sum([&](auto n, auto m) ALWAYS_INLINE { here[n][m] = sums[n * ROWS + m]; });
-  int64_t i = first;
-  for (x += first / STEP * ROWS; i + STEP <= last; i += STEP, x += ROWS, next += SIDES * STEP * 2)
-    add([&](auto n) ALWAYS_INLINE {
-      if (ASKS) __builtin_prefetch(next + n * STEP * 2, 0, IN_L2);
-      return load(lines[n] + i);
-    });
+  const uint16_t* lines[SIDES];
+  unrolled<SIDES>([&](auto n) ALWAYS_INLINE { lines[n] = pass.lines[n]; });
+  const char* next = pass.next;
+  const int64_t last = pass.last, asks = pass.asks, ahead = pass.ahead;
+  int64_t i = pass.first;
+  for (; i + STEP <= last; i += STEP, x += ROWS) {
+    add([&](auto n) ALWAYS_INLINE { return load(lines[n] + i); });
+    // behind the loads, which would wait for them
+    for (int64_t a = 0; a < asks; a++, next += 2 * STEP) __builtin_prefetch(next, 0, IN_L2);
+    if (ahead) unrolled<SIDES>([&](auto n) ALWAYS_INLINE { __builtin_prefetch(lines[n] + i + ahead, 0, IN_L1); });
+  }
   if (i < last) add([&](auto n) ALWAYS_INLINE { return load(lines[n] + i, last - i); });
-  each_sum([&](auto n, auto m) ALWAYS_INLINE { sums[n * ROWS + m] = here[n][m]; });
-  return next;
+  if (last == pass.columns)
+    unrolled<ROWS>([&](auto m) ALWAYS_INLINE { fold(here[m], pass.parts + m * PARTS, pass.group); });
+  else
+    each_sum([&](auto m, auto n) ALWAYS_INLINE { pass.sums[m * SIDES + n] = here[m][n]; });
 }
 
-// The products of a tile of rows and a block of `there` outputs. `weight` and `out` begin with the block.
-template <int ROWS, bool ASKS>
-void block(const Held* x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs, int64_t there) {
-  constexpr int AT_ONCE = SIDES[ROWS];
-  constexpr int64_t SOME = std::max<int64_t>(1, ROW_BYTES / (ROWS * sizeof(Held))) * STEP;
-  Sums sums[BLOCK * ROWS];
-  for (auto& each : sums) each = nothing();
-  const char* next = reinterpret_cast<const char*>(weight + BLOCK * columns);
-  for (int64_t first = 0; first < columns; first += SOME)
-    for (int64_t n = 0; n < there; n += AT_ONCE) {
-      const uint16_t* lines[AT_ONCE];
+// As add_columns, of as many rows as the tile has.
+template <int ROWS = TILE>
+void add_columns_of(int64_t rows, const Pass& pass) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS) return add_columns_of<ROWS - 1>(rows, pass);
+  }
+  add_columns<ROWS>(pass);
+}
+
+// The rows of a call as they are held: in tiles, [steps][rows of the tile].
+class Rows {
+ public:
+  struct Tile {
+    const Held* x;
+    int64_t first, rows;
+    int64_t asks;  // its share of the lines that are asked for at each step
+  };
+
+  // Returns whether there is memory for them.
+  bool hold(Scratch& scratch, const uint16_t* x, int64_t rows, int64_t columns) {
+    steps_ = (columns + STEP - 1) / STEP;
+    rows_ = rows;
+    count_ = (rows + TILE - 1) / TILE;
+    Held* to = static_cast<Held*>(scratch.reserve(rows * steps_ * sizeof(Held)));
+    if (!to) return false;
+    for (int64_t t = 0; t < count_; t++) {
+      const int64_t first = rows * t / count_, some = rows * (t + 1) / count_ - first;
+      const int64_t asking = std::max<int64_t>(1, count_ - IN_TURNS);
+      tiles_[t] = {to, first, some, t < asking ? SIDES * (t + 1) / asking - SIDES * t / asking : 0};
+      for (int64_t m = 0; m < some; m++) {
+        const uint16_t* from = x + (first + m) * columns;
+        Held* each = to + m;
+        int64_t i = 0;
+        for (; i + STEP <= columns; i += STEP, each += some) keep(each, load(from + i));
+        if (i < columns) keep(each, load(from + i, columns - i));
+      }
+      to += steps_ * some;
+    }
+    return true;
+  }
+
+  int64_t rows() const { return rows_; }
+  const Tile* begin() const { return tiles_; }
+  const Tile* end() const { return tiles_ + count_; }
+
+ private:
+  Tile tiles_[MOST_ROWS];
+  int64_t rows_ = 0, count_ = 0, steps_ = 0;
+};
+
+// The products of all rows and a block of `there` outputs; `more` where another block follows. `weight` and `out`
+// begin with the block.
+void block(const Rows& x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs, int64_t there,
+           bool more, Sums* sums, Part* parts) {
+  constexpr int64_t GROUPS = BLOCK / SIDES, LAST = GROUPS - 1;
+  constexpr int64_t SOME = STEPS * STEP;
+  Pass pass;
+  pass.columns = columns;
+  pass.next = reinterpret_cast<const char*>(weight + BLOCK * columns);
+  pass.first = 0;
+  do {
+    pass.last = std::min(pass.first + SOME, columns);
+    const auto run = [&](const Rows::Tile& tile) {
       // where there are fewer, the last one stands in for the others, and is not written
-      unrolled<AT_ONCE>(
-          [&](auto s) ALWAYS_INLINE { lines[s] = weight + std::min<int64_t>(n + s, there - 1) * columns; });
-      next = add_columns<ROWS, AT_ONCE, ASKS>(x, lines, sums + n * ROWS, first, std::min(first + SOME, columns), next);
+      for (int s = 0; s < SIDES; s++)
+        pass.lines[s] = weight + std::min(pass.group + s * GROUPS, there - 1) * columns;
+      pass.x = tile.x;
+      pass.sums = sums + (pass.group * x.rows() + tile.first) * SIDES;
+      pass.parts = parts + tile.first * PARTS;
+      pass.asks = more ? tile.asks : 0;
+      pass.ahead = !IN_TURNS || &tile + 1 < x.end() ? 0
+                   : pass.group < LAST              ? columns
+                   : pass.last < columns            ? SOME - LAST * columns
+                                                    : (BLOCK - LAST) * columns - pass.first;
+      add_columns_of(tile.rows, pass);
+      pass.next += pass.asks * ((pass.last - pass.first) / STEP) * 2 * STEP;
+    };
+    if (IN_TURNS) {
+      for (pass.group = 0; pass.group < GROUPS; pass.group++)
+        for (const Rows::Tile& tile : x) run(tile);
+    } else {
+      for (const Rows::Tile& tile : x)
+        for (pass.group = 0; pass.group < GROUPS; pass.group++) run(tile);
     }
-  for (int m = 0; m < ROWS; m++)
-    for (int64_t n = 0; n < there; n += SUMMED) {
-      float values[SUMMED];
-      totals(sums + n * ROWS + m, ROWS, values);
-      uint16_t* to = out + m * outputs + n;
-      if (there - n >= SUMMED)
-        for (int i = 0; i < SUMMED; i++) put(to + i, values[i]);
-      else
-        for (int i = 0; i < there - n; i++) put(to + i, values[i]);
-    }
+    pass.first += SOME;
+  } while (pass.first < columns);
+  for (int64_t m = 0; m < x.rows(); m++) put_totals(parts + m * PARTS, out + m * outputs, there);
 }
 
 // One stream needs no asking, and the fewer instructions a line of weights takes, the more of them are on their
@@ -212,49 +328,32 @@ void one_row(const Held* x, const uint16_t* weight, uint16_t* out, int64_t colum
   }
 }
 
-// As `block`, of as many rows as the tile has.
-template <int ROWS = TILE>
-void some_rows(int64_t rows, bool asks, const Held* x, const uint16_t* weight, uint16_t* out, int64_t columns,
-               int64_t outputs, int64_t there) {
-  if constexpr (ROWS == 1) {
-    one_row(x, weight, out, columns, there);
-  } else {
-    if (rows < ROWS) return some_rows<ROWS - 1>(rows, asks, x, weight, out, columns, outputs, there);
-    (asks ? block<ROWS, true> : block<ROWS, false>)(x, weight, out, columns, outputs, there);
-  }
-}
-
 }  // namespace
 
-// x [rows][columns], weight [outputs][columns], out [rows][outputs]. Returns 0, or 1 where there is no memory.
+// x [rows][columns], weight [outputs][columns], out [rows][outputs]. Returns 0, or 1 where there is no memory, or
+// where there are more rows than MOST_ROWS.
 KAMINARI int32_t kaminari_bfloat_linear(const uint16_t* weight, int64_t columns, int64_t outputs, const uint16_t* x,
                                         uint16_t* out, int64_t rows) {
   static thread_local Scratch scratch;
-  const int64_t steps = (columns + STEP - 1) / STEP, tiles = (rows + TILE - 1) / TILE;
-  const auto first_row = [=](int64_t tile) { return rows * tile / tiles; };
-  Held* held = static_cast<Held*>(scratch.reserve(rows * steps * sizeof(Held)));  // [tiles][steps][rows of tile]
-  if (!held) return 1;
-  for (int64_t tile = 0; tile < tiles; tile++) {
-    const int64_t row = first_row(tile), tall = first_row(tile + 1) - row;
-    for (int64_t m = 0; m < tall; m++)
-      for (int64_t i = 0; i < columns; i += STEP)
-        hold(held + row * steps + i / STEP * tall + m,
-             load(x + (row + m) * columns + i, std::min<int64_t>(STEP, columns - i)));
-  }
+  Rows held;
+  if (rows > MOST_ROWS || !held.hold(scratch, x, rows, columns)) return 1;
   if (rows == 1) {
     const int64_t chunk = std::max<int64_t>(1, CHUNK / (2 * std::max<int64_t>(columns, 1)));
     parallel_streams(outputs, chunk, [&](int64_t first, int64_t end) {
-      one_row(held, weight + first * columns, out + first, columns, end - first);
+      one_row(held.begin()->x, weight + first * columns, out + first, columns, end - first);
     });
     return 0;
   }
-  parallel_streams((outputs + BLOCK - 1) / BLOCK, 1, [&](int64_t first, int64_t end) {
-    for (int64_t n = first * BLOCK; n < std::min(end * BLOCK, outputs); n += BLOCK)
-      for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t row = first_row(tile);
-        some_rows(first_row(tile + 1) - row, tile == 0, held + row * steps, weight + n * columns,
-                  out + row * outputs + n, columns, outputs, std::min<int64_t>(BLOCK, outputs - n));
-      }
+  const int64_t blocks = (outputs + BLOCK - 1) / BLOCK;
+  const int64_t chunk = std::max<int64_t>(1, BLOCKS / (2 * BLOCK * std::max<int64_t>(columns, 1)));
+  parallel_streams(blocks, chunk, [&](int64_t first, int64_t end) {
+    alignas(64) Sums sums[BLOCK * MOST_ROWS];
+    alignas(64) Part parts[PARTS * MOST_ROWS];
+    for (int64_t at = first; at < end; at++) {
+      const int64_t n = at * BLOCK;
+      block(held, weight + n * columns, out + n, columns, outputs, std::min<int64_t>(BLOCK, outputs - n),
+            at + 1 < blocks, sums, parts);
+    }
   });
   return 0;
 }

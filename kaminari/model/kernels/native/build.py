@@ -13,12 +13,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -141,20 +143,24 @@ def _load(level: str) -> ctypes.CDLL:
 def compile_library(target: Path, flags: tuple[str, ...]) -> None:
     """Compile every source with these flags and put the library in place at once. Raises `BuildError`.
 
-    Two processes may build at the same time: each has a folder of its own, and the last one's file stays.
+    As many compilers run side by side as this process has processors. Two processes may build at the same
+    time: each has a folder of its own, and the last one's file stays.
     """
     compiler = _compiler()
+    # the largest first: what is compiled last should not take long
+    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: path.stat().st_size, reverse=True)
     try:
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             library = Path(scratch) / target.name
-            sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
-            subprocess.run(
-                [compiler, *FLAGS, *flags, "-shared", *sources, "-o", str(library)],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=BUILD_SECONDS,
-            )
+
+            def compile_source(source: Path) -> str:
+                made = str(library.with_name(f"{source.stem}.o"))
+                _run(compiler, *FLAGS, *flags, "-c", str(source), "-o", made)
+                return made
+
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                objects = list(pool.map(compile_source, sources))
+            _run(compiler, *FLAGS, *flags, "-shared", *objects, "-o", str(library))
             library.replace(target)
     except subprocess.CalledProcessError as error:
         log.debug("the compiler said:\n%s", error.stderr)
@@ -164,6 +170,10 @@ def compile_library(target: Path, flags: tuple[str, ...]) -> None:
         raise BuildError(f"{Path(compiler).name} took over {BUILD_SECONDS} s") from error
     except OSError as error:
         raise BuildError(f"the build failed: {error.strerror or error}") from error
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_SECONDS)
 
 
 def _compiler() -> str:
