@@ -150,8 +150,8 @@ def in_float64(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]
     A sum of n products in float32 is off by at most n units u = 2**-24 of the sum of their magnitudes. An
     error e in a score is a factor exp(e) on its weight, and every weight stands in the numerator and in the
     denominator; exp itself, the sums of weights and the merging of segments add their own units. The result
-    is rounded to its dtype. Weights that are rounded to bfloat16, half a unit of 2**-8 each, change the numerator
-    and the denominator by that.
+    is rounded to its dtype. Weights that are rounded to bfloat16, by half a unit of 2**-8 each, change the
+    numerator and the denominator by that.
     """
     q_len, heads, head_dim = q.shape
     kv_len = keys.shape[1]

@@ -4,7 +4,8 @@
 // for all query heads that read it: it writes what new keys and values lie in it, and reduces the rest to a
 // maximum, a sum and a weighted sum of values per query. Who finishes a head's last segment merges them in
 // ascending order (the online softmax of Milakov and Gimelshein, 2018). The size is fixed and not the number, so
-// a row's result depends neither on its neighbours nor on capacity or threads. Scores and sums are float32.
+// a row's result depends neither on its neighbours nor on capacity or threads. `segment_bfloat.h` reduces segments of
+// bfloat16 where the processor multiplies it, `segment_plain.h` all others. Scores and sums are float32.
 // Nothing past a row's length is read, and nothing but its new places is written.
 #include <cstdlib>
 #include <type_traits>
@@ -37,8 +38,10 @@ void reduce(const Call<T>& call, const Row* rows, const Piece& piece, const Piec
   };
   T *keys = call.keys + place(piece), *values = call.values + place(piece);
   const int64_t begin = piece.segment * SEGMENT, old = row.length - row.queries;
-  const Part<T> part{call, row,    piece.kv_head, begin, count(piece),
-                     keys, values, next ? call.keys + place(*next) : nullptr, next ? count(*next) : 0};
+  const Part<T> part{call,  row,          call.heads / call.kv_heads,
+                     piece.kv_head, begin, count(piece),
+                     keys,  values,       next ? call.keys + place(*next) : nullptr,
+                     next ? count(*next) : 0};
   for (int64_t i = old > begin ? old - begin : 0; i < part.count; ++i) {
     const int64_t token = row.first + begin + i - old;
     std::memcpy(keys + i * dim, call.k + token * call.k_stride + piece.kv_head * dim, dim * sizeof(T));

@@ -1,10 +1,11 @@
-// `prompt.cpp` by the processor's products of bfloat16 pairs, at twice the rate, for wide heads over bfloat16 keys
-// and values on CPUs that have them.
+// `prompt.cpp` by the processor's products of bfloat16 pairs, at twice the rate, over bfloat16 keys and values on
+// CPUs that have them.
 //
 // A product of two bfloat16 numbers is exact in float32, so scores are as exact as those of `prompt.cpp`; weights
-// are rounded to bfloat16 before they multiply values, as torch's attention does. Sums are float32. A piece of work
-// is one key-value head and some tokens; the row's keys are walked in blocks from its first, so that a token's
-// result is the same bits however a prompt is cut. In a block every step takes all queries: scores, softmax, values.
+// are rounded to bfloat16 before they multiply values, as torch's attention does, and so they are summed. Sums are
+// float32. A piece of work is one key-value head and some tokens; the row's keys are walked in blocks from its first,
+// so that a token's result is the same bits however a prompt is cut. In a block every step takes all queries: scores,
+// softmax, values.
 #if defined(__AVX512BF16__)
 #include "pairs.h"
 #include "parallel.h"

@@ -27,23 +27,26 @@ template <class T>
 struct Part {
   const Call<T>& call;
   const Row& row;
-  int64_t kv_head, begin, count;  // the number of its first key in the row, and how many there are
+  int64_t group, kv_head;
+  int64_t begin, count;  // the number of its first key in the row, and how many there are
   const T *keys, *values;
   const T* next;  // the keys that are read after it, and how many
   int64_t next_count;
 
-  int64_t group() const { return call.heads / call.kv_heads; }
-  int64_t queries() const { return row.queries * group(); }
+  int64_t queries() const { return row.queries * group; }
+
+  // In 32 bits, which processors divide faster.
+  int64_t token(int64_t number) const { return static_cast<uint32_t>(number) / static_cast<uint32_t>(group); }
+  int64_t head(int64_t number) const { return static_cast<uint32_t>(number) % static_cast<uint32_t>(group); }
 
   // Queries go token by token, and within a token head by head.
   const T* query(int64_t number) const {
-    const int64_t token = row.first + number / group(), head = kv_head * group() + number % group();
-    return call.q + token * call.q_stride + head * call.dim;
+    return call.q + (row.first + token(number)) * call.q_stride + (kv_head * group + head(number)) * call.dim;
   }
 
   // How many of its keys a query may read.
   int64_t seen(int64_t number) const {
-    const int64_t keys_seen = row.length - row.queries + number / group() + 1 - begin;
+    const int64_t keys_seen = row.length - row.queries + token(number) + 1 - begin;
     return keys_seen < 0 ? 0 : keys_seen > count ? count : keys_seen;
   }
 };

@@ -20,11 +20,11 @@ constexpr int64_t KEYS = 16;      // whose scores are a vector
 constexpr int64_t HALF = 16;      // channels of a query in half a vector
 constexpr int64_t CHANNELS = 32;  // of values in a vector
 constexpr int IN_L2 = 1;          // how near __builtin_prefetch brings what it asks for
-constexpr int64_t LINE = 64;
+constexpr int64_t LINE = 32;       // numbers of a line of the cache
 
-inline void ask(const bf16* from, int64_t numbers) {
-  const char* bytes = reinterpret_cast<const char*>(from);
-  for (int64_t i = 0; i < numbers * 2; i += LINE) __builtin_prefetch(bytes + i, 0, IN_L2);
+// Inlined, or the compiler takes it for a function without effect.
+ALWAYS_INLINE inline void ask(const bf16* from, int64_t numbers) {
+  for (int64_t i = 0; i < numbers; i += LINE) __builtin_prefetch(from + i, 0, IN_L2);
 }
 
 // Sums of neighbouring 128-bit parts, of neighbouring halves of those, and of neighbours, of two vectors at once.

@@ -166,15 +166,11 @@ static inline float largest(Vec x) {
 }
 
 // e^x within a unit in the last place: e^x = 2^n e^r with |r| <= ln(2) / 2, and e^r by its series. Below -87.3
-// it is zero, above 88.72 (88.37 before AVX-512) infinite.
+// it is zero, above 88.37 infinite.
 static inline Vec exp(Vec x) {
-  const float lowest = -87.3f, highest = LANES == 16 ? 88.8f : 88.37f;
+  const float lowest = -87.3f, highest = 88.37f;
   const Vec shifter = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-#if defined(__AVX512F__)
-  const Vec within = _mm512_min_ps(all(highest), x);  // x where it is no number
-#else
   const Vec within = x < lowest ? all(lowest) : x > highest ? all(highest) : x;
-#endif
   const Vec shifted = fma(within, all(1.44269504f), shifter);
   const Vec n = shifted - shifter;
   const Vec r = fma(n, all(-1.42860677e-6f), fma(n, all(-0.693145752f), within));
@@ -186,13 +182,9 @@ static inline Vec exp(Vec x) {
   series = fma(series, r, all(0.5f));
   series = fma(series, r, all(1.0f));
   series = fma(series, r, all(1.0f));
-#if defined(__AVX512F__)
-  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, all(lowest), _CMP_NLT_UQ), series, n);
-#else
   const Vec scale = (Vec)(((Ints)shifted + (127 - 0x4b400000)) << 23);
   const Vec result = series * scale;
   return x < lowest ? Vec{} : x > highest ? all(__builtin_inff()) : result;
-#endif
 }
 
 // x / (1 + e^-x)
