@@ -2,8 +2,8 @@
 
     python -m benchmarks.attention --heads 16 --kv-heads 8 --head-dim 128 --layers 8 --threads 1 2
 
-Milliseconds, medians: a decode step's attention in so many layers, each with a cache of its own, and one layer's
-attention from a prompt's last chunk. GB/s are a step's keys and values, GFLOP/s a chunk's products.
+Milliseconds, medians: a decode step's attention in so many layers, each with a cache of its own, and one
+layer's attention from a prompt's last chunk. GB/s are a step's keys and values, GFLOP/s a chunk's products.
 """
 
 from __future__ import annotations
