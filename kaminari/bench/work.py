@@ -87,8 +87,11 @@ def decoder_work(model: VisionLanguageModel, footprint: Footprint) -> DecoderWor
 
 def count_operations(work: Callable[[], object]) -> int:
     """Operations of the products and attentions that `work` runs, counted while it runs."""
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    with FlopCounterMode(display=False, custom_mapping={attention: _attention_operations}) as counter:
+    formulas = {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_operations,
+        torch.ops.kaminari.attend_all: _own_attention_operations,
+    }
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         work()
     return int(counter.get_total_flops())
 
@@ -117,6 +120,13 @@ def _attention_operations(
     query: Any, key: Any, value: Any, *rest: object, out_shape: object = None, **more: object
 ) -> int:
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _own_attention_operations(
+    query: Any, key: Any, value: Any, *rest: object, out_shape: object = None, **more: object
+) -> int:
+    places, heads, channels = query
+    return 4 * int(places) ** 2 * int(heads) * int(channels)
 
 
 def _bytes(module: nn.Module) -> int:

@@ -15,13 +15,13 @@ from torch import Tensor
 from kaminari.model.family import VisionRows
 from kaminari.model.loading import Placement
 from kaminari.model.picture import Grid
-from kaminari.model.vision_layers import PatchEmbedding, fused_attention
+from kaminari.model.vision_layers import ATTENTION, PatchEmbedding, fused_attention
 
 
 def build_tower(tower_class: Any, config: Any) -> Any:
     """Return a tower of the reference's class, its parameters on the meta device, its buffers on the CPU."""
     with torch.device("meta"):
-        tower = tower_class._from_config(config, attn_implementation="sdpa").eval()
+        tower = tower_class._from_config(config, attn_implementation=ATTENTION).eval()
         tower.patch_embed = PatchEmbedding(tower.patch_embed.proj.weight.shape)
     tower.rotary_pos_emb = type(tower.rotary_pos_emb)(config)
     return tower.requires_grad_(False)

@@ -1,16 +1,30 @@
 """What vision towers run on: layers that are faster than the reference's and equal to them, and attention
-that never holds the scores of a whole picture."""
+that never holds the scores of a whole picture.
+
+`transformers` asks its register of attention functions for the one that a tower was built with; `ATTENTION`
+is ours, in that register from the import of this module on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AttentionInterface
+
+from kaminari.model.kernels import cpu_attention
+
+ATTENTION = "kaminari"
+"""What a tower is built with: `attn_implementation`."""
+
+FEWEST_FOR_OURS = 32
+"""Patches of a picture or a window; for fewer, calling our kernel takes longer than torch's."""
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
@@ -22,6 +36,32 @@ def fused_attention() -> AbstractContextManager[None]:
     """
     context: AbstractContextManager[None] = sdpa_kernel(FUSED)
     return context
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention of the patches of one picture over one another, as `transformers` calls it.
+
+    query, key, value:  [1, heads, N, head_dim]
+    options:            those of the reference's `sdpa`; `scaling` is the only one that a tower gives a value
+    returns:            [1, N, heads, head_dim], and no weights
+
+    On a CPU that multiplies bfloat16 it is our own kernel, elsewhere `scaled_dot_product_attention`.
+    Raises ValueError for a mask, which no tower has.
+    """
+    if attention_mask is not None or options.get("is_causal"):
+        raise ValueError("a vision tower's patches all read one another")
+    scaling = options.get("scaling") or query.shape[-1] ** -0.5
+    if query.shape[0] == 1 and query.shape[2] >= FEWEST_FOR_OURS:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        if cpu_attention.fits_all(q):
+            output: Tensor = cpu_attention.attend_all(q, k, v, scaling)
+            return output[None], None
+    return F.scaled_dot_product_attention(query, key, value, scale=scaling).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, attend)
 
 
 class PatchEmbedding(nn.Module):

@@ -22,6 +22,7 @@ from kaminari.bench.work import (
 from kaminari.model.kernels.native.build import allow_native
 from kaminari.model.layers import Embedding
 from kaminari.model.linear import Linear
+from kaminari.model.vision_layers import attend
 from tests.bench.harness import bench_of
 
 WORK = DecoderWork(
@@ -110,3 +111,11 @@ def test_vision_attention_is_counted_on_the_cpu() -> None:
     with torch.inference_mode():
         counted = count_operations(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))
     assert counted == 2 * 2 * 2 * 10 * 10 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_towers_attention_is_counted_whoever_computes_it(dtype: torch.dtype) -> None:
+    q = torch.randn(1, 2, 40, 8, dtype=dtype)
+    with torch.inference_mode():
+        counted = count_operations(lambda: attend(torch.nn.Identity(), q, q, q, None))
+    assert counted == 2 * 2 * 2 * 40 * 40 * 8

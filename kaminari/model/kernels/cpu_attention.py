@@ -1,11 +1,11 @@
 """Attention on a CPU: the C++ of `attention.cpp`, `prompt.cpp` and `prompt_bfloat.cpp`, for torch tensors.
 
 `attend` takes a step's rows of one to eight new tokens, in any mix of lengths; `attend_prompt` one row of
-many. Scores and sums are float32 also where keys and values are bfloat16. Weights are too, but over bfloat16
-on a CPU that multiplies it: there they are rounded before they multiply values, as torch's own attention
-rounds them. Both walk a row's keys in parts of a fixed size, so a row's result is the same bits whatever its
-neighbours, the capacity and the threads are. This module never chooses where it is used:
-`kaminari.model.attention` does.
+many; `attend_all` the patches of a picture, each of which reads every other. Scores and sums are float32 also
+where keys and values are bfloat16. Weights are too, but over bfloat16 on a CPU that multiplies it: there they
+are rounded before they multiply values, as torch's own attention rounds them. All walk a row's keys in parts
+of a fixed size, so a row's result is the same bits whatever its neighbours, the capacity and the threads are.
+This module never chooses where it is used: `kaminari.model.attention` and `kaminari.model.vision_layers` do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kaminari.model.kernels.native.build import native_kernels
+from kaminari.model.kernels.native.build import BFLOAT_LEVEL, native_kernels
 
 MAX_QUERIES = 8
 """New tokens per row; rows of more are left alone."""
@@ -21,6 +21,7 @@ MAX_QUERIES = 8
 _MAX_PROMPT_HEAD_DIM = 256
 _MAX_GROUP = 128
 _HEAD_STEP = 16
+_PAIR = 2
 _MAX_HEAD_DIM = 256
 _DTYPES = (torch.float32, torch.bfloat16)
 _NO_MEMORY = 1
@@ -150,14 +151,77 @@ def attend_prompt(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         values.data_ptr(),
         output.data_ptr(),
         q.stride(0),
+        keys.stride(1),
         keys.stride(0),
+        values.stride(1),
+        values.stride(0),
         tokens,
         heads,
         kv_heads,
         length,
         head_dim,
         head_dim**-0.5,
+        True,
         q.dtype == torch.bfloat16,
+    )
+    return output
+
+
+def fits_all(q: Tensor) -> bool:
+    """Whether `attend_all` was made for q [N, heads, head_dim]: bfloat16, where the CPU multiplies it."""
+    return (
+        q.is_cpu
+        and q.dtype == torch.bfloat16
+        and q.shape[2] % _PAIR == 0
+        and q.shape[2] <= _MAX_PROMPT_HEAD_DIM
+        and native_kernels().level == BFLOAT_LEVEL
+        and native_kernels().library is not None
+    )
+
+
+@torch.library.custom_op("kaminari::attend_all", mutates_args=())
+def attend_all(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attention of N places over one another, none of which is hidden from any.
+
+    It is an operator of torch's, so that what counts a tower's operations sees it.
+
+    q, k, v:  [N, heads, head_dim]; the channels of a head lie side by side
+    scale:    of the scores
+    returns:  [N, heads, head_dim]
+
+    Raises ValueError for what it was not made for or does not fit together.
+    """
+    library = native_kernels().library
+    if library is None or not fits_all(q):
+        raise ValueError(f"no kernel for {q.dtype} heads of {q.shape[-1]} on {q.device}")
+    if not q.dtype == k.dtype == v.dtype or not q.shape == k.shape == v.shape:
+        raise ValueError(
+            f"queries of {q.dtype} {tuple(q.shape)} beside {k.dtype} {tuple(k.shape)} and "
+            f"{v.dtype} {tuple(v.shape)}"
+        )
+    if k.stride(2) != 1 or v.stride(2) != 1:
+        raise ValueError("the channels of a head must lie side by side")
+    q = _side_by_side(q)
+    places, heads, head_dim = q.shape
+    output = q.new_empty((places, heads, head_dim))
+    library.kaminari_attend_prompt(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        output.data_ptr(),
+        q.stride(0),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        places,
+        heads,
+        heads,
+        places,
+        head_dim,
+        scale,
+        False,
+        True,
     )
     return output
 

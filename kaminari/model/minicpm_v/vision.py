@@ -17,7 +17,7 @@ from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6Merg
 from kaminari.model.family import VisionRows
 from kaminari.model.loading import Placement
 from kaminari.model.picture import Grid, Picture
-from kaminari.model.vision_layers import PatchEmbedding, fused_attention
+from kaminari.model.vision_layers import ATTENTION, PatchEmbedding, fused_attention
 
 PATCHES = "embeddings.patch_embedding"
 
@@ -39,7 +39,7 @@ class SlicedVision(nn.Module):
         super().__init__()
         with torch.device("meta"):
             self.tower: Any = MiniCPMV4_6VisionModel._from_config(
-                config.vision_config, attn_implementation="sdpa"
+                config.vision_config, attn_implementation=ATTENTION
             ).eval()
             convolution = self.tower.embeddings.patch_embedding
             self.tower.embeddings.patch_embedding = PackedPatchEmbedding(convolution.weight.shape)

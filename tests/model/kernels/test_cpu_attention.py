@@ -14,14 +14,14 @@ from kaminari.model.attention import attend, attend_rows
 from kaminari.model.batch import RowLengths, StepBatch
 from kaminari.model.cache import AttentionKV
 from kaminari.model.kernels import cpu_attention
-from kaminari.model.kernels.native.build import native_kernels
+from kaminari.model.kernels.native.build import BFLOAT_LEVEL, native_kernels
 
 CPU = torch.device("cpu")
 CAPACITY = 640
 DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [16, 32, 48, 64, 80, 128, 256]
 
-NARROW_WEIGHTS = native_kernels().level == "avx512-vnni"
+NARROW_WEIGHTS = native_kernels().level == BFLOAT_LEVEL
 """Whether weights over bfloat16 values are rounded to bfloat16, as torch's are."""
 
 pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_kernels().reason)

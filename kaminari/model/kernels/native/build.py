@@ -33,8 +33,10 @@ log = logging.getLogger("kaminari.kernels")
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
+BFLOAT_LEVEL = "avx512-vnni"
+"""The level whose CPUs multiply bfloat16."""
 LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512-vnni": (
+    BFLOAT_LEVEL: (
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni"),
         *("-mavx2", "-mfma", "-mf16c", "-mbmi2"),
     ),
@@ -113,7 +115,7 @@ def cpu_level() -> str:
         return "portable"
     # torch has no public question for these; where a private one is gone, the answer is no
     questions = (getattr(torch.cpu, f"_is_{name}_supported", bool) for name in ("avx512_bf16", "vnni"))
-    return "avx512-vnni" if capability != "AVX2" and all(ask() for ask in questions) else "avx2"
+    return BFLOAT_LEVEL if capability != "AVX2" and all(ask() for ask in questions) else "avx2"
 
 
 def _load(level: str) -> ctypes.CDLL:

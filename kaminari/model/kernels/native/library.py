@@ -55,9 +55,9 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     # q, k, v, keys, values, out; strides of q, k, v; tokens, heads, kv_heads, slots, capacity, head_dim;
     # slots, q_lens, kv_lens, rows; scale, whether bfloat16
     "kaminari_attend": ((*(POINTER,) * 6, *(COUNT,) * 9, *(POINTER,) * 3, COUNT, NUMBER, FLAG), FLAG),
-    # q, keys, values, out; strides of q and of heads of keys; tokens, heads, kv_heads, length, head_dim;
-    # scale, whether bfloat16
-    "kaminari_attend_prompt": ((*(POINTER,) * 4, *(COUNT,) * 7, NUMBER, FLAG), None),
+    # q, keys, values, out; strides of q, and of tokens and heads of keys and of values; tokens, heads,
+    # kv_heads, length, head_dim; scale, whether causal, whether bfloat16
+    "kaminari_attend_prompt": ((*(POINTER,) * 4, *(COUNT,) * 10, NUMBER, FLAG, FLAG), None),
     # x, its stride, added, summed, weight, out, rows, size, eps, whether centred, whether bfloat16
     "kaminari_rms_norm": ((POINTER, COUNT, *(POINTER,) * 4, COUNT, COUNT, NUMBER, FLAG, FLAG), None),
     # x, strides of tokens and heads, weight, cos, sin, out; tokens, heads, head_dim, turned; as above

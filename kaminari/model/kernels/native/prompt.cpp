@@ -1,4 +1,4 @@
-// Causal attention of one row's many new tokens over all that its slot holds.
+// Attention of one row's many new tokens over all that its slot holds, or of a picture's patches over one another.
 //
 // A piece of work is one key-value head and some tokens, for all query heads that read it. It walks the keys in
 // blocks from the row's first key on, with the online softmax of Milakov and Gimelshein (2018): a block is widened
@@ -24,14 +24,18 @@ struct Work {
   float top[QUERIES], total[QUERIES];
 };
 
-// Widens a block of `count` keys and values; what lies behind them is zero.
+// Widens `count` keys and values of a head from `begin` on; what lies behind them is zero.
 template <class T>
-void widen_block(const T* keys, const T* values, int64_t count, int64_t dim, Work& work) {
+void widen_block(const PromptCall<T>& call, int64_t kv_head, int64_t begin, int64_t count, Work& work) {
+  const int64_t dim = call.dim;
+  const T* keys = call.keys + kv_head * call.key.head + begin * call.key.token;
+  const T* values = call.values + kv_head * call.value.head + begin * call.value.token;
   for (int64_t d = 0; d < dim; ++d)
-    for (int64_t i = 0; i < BLOCK; ++i) work.keys[d * BLOCK + i] = i < count ? widen(keys[i * dim + d]) : 0.0f;
+    for (int64_t i = 0; i < BLOCK; ++i)
+      work.keys[d * BLOCK + i] = i < count ? widen(keys[i * call.key.token + d]) : 0.0f;
   for (int64_t i = 0; i < BLOCK; ++i)
     for (int64_t d = 0; d < dim; d += LANES)
-      store(work.values + i * dim + d, i < count ? load(values + i * dim + d) : Vec{});
+      store(work.values + i * dim + d, i < count ? load(values + i * call.value.token + d) : Vec{});
 }
 
 // Scores of TILE queries over a block: [TILE, BLOCK].
@@ -75,7 +79,6 @@ template <class T>
 void attend(const PromptCall<T>& call, int64_t kv_head, int64_t first, int64_t tokens, Work& work) {
   const int64_t dim = call.dim, group = call.heads / call.kv_heads, queries = tokens * group;
   const int64_t tiled = (queries + TILE - 1) / TILE * TILE;
-  const int64_t old = call.length - call.tokens;  // keys that every token reads
   for (int64_t j = 0; j < tiled; ++j) {
     const T* q = call.q + (first + j / group) * call.q_stride + (kv_head * group + j % group) * dim;
     for (int64_t d = 0; d < dim; d += LANES) {
@@ -85,17 +88,16 @@ void attend(const PromptCall<T>& call, int64_t kv_head, int64_t first, int64_t t
     work.top[j] = NOTHING;
     work.total[j] = 0;
   }
-  for (int64_t begin = 0; begin < old + first + tokens; begin += BLOCK) {
+  for (int64_t begin = 0; begin < call.reach(first + tokens - 1); begin += BLOCK) {
     const int64_t count = call.length - begin < BLOCK ? call.length - begin : BLOCK;
-    const int64_t place = kv_head * call.head_stride + begin * dim;
-    widen_block(call.keys + place, call.values + place, count, dim, work);
+    widen_block(call, kv_head, begin, count, work);
     for (int64_t tile = 0; tile < tiled; tile += TILE) {
       // the tile's last token reads the most keys; what no token of it reads changes nothing
-      if (old + first + (tile + TILE - 1) / group + 1 <= begin) continue;
+      if (call.reach(first + (tile + TILE - 1) / group) <= begin) continue;
       alignas(64) float scores[TILE * BLOCK], shrink[TILE];
       score(work.q + tile * dim, work.keys, dim, scores);
       for (int64_t j = 0; j < TILE; ++j) {
-        const int64_t seen = old + first + (tile + j) / group + 1 - begin;
+        const int64_t seen = call.reach(first + (tile + j) / group) - begin;
         if (seen <= 0) {
           for (int64_t i = 0; i < BLOCK; ++i) scores[j * BLOCK + i] = 0;
           shrink[j] = 1;
@@ -134,17 +136,30 @@ void run(const PromptCall<T>& call) {
 
 }  // namespace
 
-// q [tokens, heads, dim] with a stride from token to token; keys and values [kv_heads, length, dim], written
-// already, with a stride from head to head; out [tokens, heads, dim]; strides in elements. All bfloat16 where
-// `narrow` is set, else float32. dim is a multiple of 16 up to 256, and at most 128 heads read one of keys.
-KAMINARI void kaminari_attend_prompt(const void* q, const void* keys, const void* values, void* out,
-                                     int64_t q_stride, int64_t head_stride, int64_t tokens, int64_t heads,
-                                     int64_t kv_heads, int64_t length, int64_t dim, float scale,
-                                     int32_t narrow) {
+// q [tokens, heads, dim] with a stride from token to token; keys and values [length, kv_heads, dim], written
+// already, with strides from token to token and from head to head; out [tokens, heads, dim]; strides in elements.
+// All bfloat16 where `narrow` is set, else float32. Where `causal` is set, the tokens are the last of `length`, and
+// each reads up to its own. dim is a multiple of 16 up to 256, and at most 128 heads read one of keys.
+KAMINARI void kaminari_attend_prompt(const void* q, const void* keys, const void* values, void* out, int64_t q_stride,
+                                     int64_t key_stride, int64_t key_head_stride, int64_t value_stride,
+                                     int64_t value_head_stride, int64_t tokens, int64_t heads, int64_t kv_heads,
+                                     int64_t length, int64_t dim, float scale, int32_t causal, int32_t narrow) {
   const auto with = [&](auto kind) {
     using T = decltype(kind);
-    const PromptCall<T> call{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),
-                             static_cast<T*>(out), q_stride, head_stride, tokens, heads, kv_heads, length, dim, scale};
+    const PromptCall<T> call{static_cast<const T*>(q),
+                             static_cast<const T*>(keys),
+                             static_cast<const T*>(values),
+                             static_cast<T*>(out),
+                             q_stride,
+                             {key_stride, key_head_stride},
+                             {value_stride, value_head_stride},
+                             tokens,
+                             heads,
+                             kv_heads,
+                             length,
+                             dim,
+                             scale,
+                             causal != 0};
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, bf16>)
       return attend_prompt_in_bfloat(call);

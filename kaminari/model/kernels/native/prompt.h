@@ -6,14 +6,24 @@
 
 constexpr float NOTHING = -__builtin_inff();
 
+// From token to token and from head to head, in elements.
+struct Strides {
+  int64_t token, head;
+};
+
 // Tensors as `kaminari_attend_prompt` says.
 template <class T>
 struct PromptCall {
   const T *q, *keys, *values;
   T* out;
-  int64_t q_stride, head_stride;  // from token to token of q; from head to head of keys and values
+  int64_t q_stride;  // from token to token
+  Strides key, value;
   int64_t tokens, heads, kv_heads, length, dim;
   float scale;
+  bool causal;
+
+  // How many keys a token reads.
+  int64_t reach(int64_t token) const { return causal ? length - tokens + token + 1 : length; }
 };
 
 // Turns one query's scores over a block of keys into weights beside the largest score so far; returns what older

@@ -35,6 +35,8 @@ struct Work {
 
 inline __m512i splat(const Pairs* from) { return _mm512_set1_epi32(static_cast<int32_t>(*from)); }
 
+inline __mmask16 first_lanes(int64_t count) { return count < LANES ? (1u << count) - 1 : 0xffff; }
+
 // Turns 16 vectors of 16 lanes over their diagonal.
 void transpose(__m512i (&rows)[16]) {
   __m512i other[16];
@@ -61,15 +63,17 @@ void transpose(__m512i (&rows)[16]) {
   for (int i = 0; i < 16; ++i) rows[i] = other[i];
 }
 
-// Lays `count` keys and values of a block side by side; what lies behind them is zero.
-void lay_block(const bf16* keys, const bf16* values, int64_t count, int64_t dim, Work& work) {
-  const int64_t pairs = dim / 2;
+// Lays `count` keys and values of a head, from `begin` on, side by side; what lies behind them is zero.
+void lay_block(const PromptCall<bf16>& call, int64_t kv_head, int64_t begin, int64_t count, Work& work) {
+  const bf16* keys = call.keys + kv_head * call.key.head + begin * call.key.token;
+  const bf16* values = call.values + kv_head * call.value.head + begin * call.value.token;
+  const int64_t dim = call.dim, pairs = dim / 2;
   for (int64_t key = 0; key < count; key += 16)
     for (int64_t pair = 0; pair < pairs; pair += 16) {
-      const __mmask16 mask = pairs - pair < 16 ? (1u << (pairs - pair)) - 1 : 0xffff;
+      const __mmask16 mask = first_lanes(pairs - pair);
       __m512i rows[16];
       for (int64_t i = 0; i < 16; ++i)
-        rows[i] = key + i < count ? _mm512_maskz_loadu_epi32(mask, keys + (key + i) * dim + 2 * pair)
+        rows[i] = key + i < count ? _mm512_maskz_loadu_epi32(mask, keys + (key + i) * call.key.token + 2 * pair)
                                   : _mm512_setzero_si512();
       transpose(rows);
       Pairs* to = work.keys + key / SLAB * SLAB * pairs + pair * SLAB + key % SLAB;
@@ -77,10 +81,11 @@ void lay_block(const bf16* keys, const bf16* values, int64_t count, int64_t dim,
     }
   for (int64_t key = 0; key < count; key += 2)
     for (int64_t d = 0; d < dim; d += 16) {
+      const __mmask16 mask = first_lanes(dim - d);
       const auto wide = [&](int64_t k) {
-        return k < count ? _mm512_cvtepu16_epi32(_mm256_loadu_si256(
-                               reinterpret_cast<const __m256i*>(values + k * dim + d)))
-                         : _mm512_setzero_si512();
+        return k < count
+                   ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, values + k * call.value.token + d))
+                   : _mm512_setzero_si512();
       };
       Pairs* to = work.values + d / SLAB * SLAB * (BLOCK / 2) + key / 2 * SLAB + d % SLAB;
       _mm512_store_si512(to, _mm512_or_si512(wide(key), _mm512_slli_epi32(wide(key + 1), 16)));
@@ -104,10 +109,11 @@ void score(const Pairs* q, const Pairs* keys, int64_t pairs, float scale, float*
 
 // sums[j] = shrink[j] * sums[j] + weights[j] @ values, over WIDTH vectors of TILE queries.
 template <int WIDTH>
-void weigh(const Pairs* weights, const Pairs* values, int64_t pairs, const float* shrink, int64_t dim, float* sums) {
+void weigh(const Pairs* weights, const Pairs* values, int64_t pairs, const float* shrink, int64_t width,
+           float* sums) {
   __m512 added[TILE][WIDTH];
   for (int64_t j = 0; j < TILE; ++j)
-    for (int64_t w = 0; w < WIDTH; ++w) added[j][w] = shrink[j] * _mm512_loadu_ps(sums + j * dim + w * 16);
+    for (int64_t w = 0; w < WIDTH; ++w) added[j][w] = shrink[j] * _mm512_loadu_ps(sums + j * width + w * 16);
   for (int64_t p = 0; p < pairs; ++p) {
     __m512i value[WIDTH];
     for (int64_t w = 0; w < WIDTH; ++w) value[w] = _mm512_load_si512(values + p * SLAB + w * 16);
@@ -117,7 +123,7 @@ void weigh(const Pairs* weights, const Pairs* values, int64_t pairs, const float
     }
   }
   for (int64_t j = 0; j < TILE; ++j)
-    for (int64_t w = 0; w < WIDTH; ++w) _mm512_storeu_ps(sums + j * dim + w * 16, added[j][w]);
+    for (int64_t w = 0; w < WIDTH; ++w) _mm512_storeu_ps(sums + j * width + w * 16, added[j][w]);
 }
 
 // The weights of one query over a block of `count` keys, from its scores.
@@ -134,36 +140,36 @@ void weigh_keys(Work& work, int64_t query, int64_t seen, int64_t count) {
 void attend(const PromptCall<bf16>& call, int64_t kv_head, int64_t first, int64_t tokens, Work& work) {
   const int64_t dim = call.dim, pairs = dim / 2, group = call.heads / call.kv_heads, queries = tokens * group;
   const int64_t tiled = (queries + TILE - 1) / TILE * TILE;
-  const int64_t old = call.length - call.tokens;  // keys that every token reads
+  const int64_t width = (dim + LANES - 1) / LANES * LANES;  // of a query's sums
   for (int64_t j = 0; j < tiled; ++j) {
     const bf16* q = call.q + (first + j / group) * call.q_stride + (kv_head * group + j % group) * dim;
     if (j < queries)
       std::memcpy(work.q + j * pairs, q, dim * sizeof(bf16));
     else
       std::memset(work.q + j * pairs, 0, dim * sizeof(bf16));
-    for (int64_t d = 0; d < dim; d += LANES) store(work.sums + j * dim + d, Vec{});
+    for (int64_t d = 0; d < width; d += LANES) store(work.sums + j * width + d, Vec{});
     work.top[j] = NOTHING;
     work.total[j] = 0;
   }
-  for (int64_t begin = 0; begin < old + first + tokens; begin += BLOCK) {
-    // keys that any of the tokens reads
-    const int64_t reach = old + first + tokens - begin, count = reach < BLOCK ? reach : BLOCK;
-    const int64_t place = kv_head * call.head_stride + begin * dim;
-    lay_block(call.keys + place, call.values + place, count, dim, work);
+  const int64_t reach = call.reach(first + tokens - 1);  // keys that any of the tokens reads
+  for (int64_t begin = 0; begin < reach; begin += BLOCK) {
+    const int64_t count = reach - begin < BLOCK ? reach - begin : BLOCK;
+    lay_block(call, kv_head, begin, count, work);
     for (int64_t key = 0; key < count; key += SLAB)
       for (int64_t tile = 0; tile < tiled; tile += TILE)
         score(work.q + tile * pairs, work.keys + key * pairs, pairs, call.scale, work.scores + tile * BLOCK + key);
-    for (int64_t j = 0; j < tiled; ++j) weigh_keys(work, j, old + first + j / group + 1 - begin, count);
-    for (int64_t d = 0; d < dim; d += SLAB)
+    for (int64_t j = 0; j < tiled; ++j) weigh_keys(work, j, call.reach(first + j / group) - begin, count);
+    for (int64_t d = 0; d < width; d += SLAB)
       for (int64_t tile = 0; tile < tiled; tile += TILE) {
-        const auto run = dim - d < SLAB ? weigh<1> : weigh<2>;
-        run(work.weights + tile * (BLOCK / 2), work.values + d * (BLOCK / 2), (count + 1) / 2, work.shrink + tile, dim,
-            work.sums + tile * dim + d);
+        const auto run = width - d < SLAB ? weigh<1> : weigh<2>;
+        run(work.weights + tile * (BLOCK / 2), work.values + d * (BLOCK / 2), (count + 1) / 2, work.shrink + tile,
+            width, work.sums + tile * width + d);
       }
   }
   for (int64_t j = 0; j < queries; ++j) {
     bf16* out = call.out + ((first + j / group) * call.heads + kv_head * group + j % group) * dim;
-    for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(work.sums + j * dim + d) / work.total[j]);
+    for (int64_t d = 0; d < dim; d += LANES)
+      store(out + d, load(work.sums + j * width + d) / work.total[j], dim - d);
   }
 }
 
