@@ -1,12 +1,11 @@
 """Attention on a CPU: the C++ of `attention.cpp`, `prompt.cpp` and `prompt_bfloat.cpp`, for torch tensors.
 
 `attend` takes a step's rows of one to eight new tokens, in any mix of lengths; `attend_prompt` one row of
-many; `attend_all` the patches of a picture, each of which reads every other. Scores, weights and sums are
-float32 also where keys and values are bfloat16, which is more exact than torch's own attention: that rounds
-the weights. Only for pictures, and for prompts over bfloat16 with heads of more than 128 channels where the
-CPU multiplies bfloat16, are weights rounded too. All walk a row's keys in parts of a fixed size, so a row's
-result is the same bits whatever its neighbours, the capacity and the threads are. This module never chooses
-where it is used: `kaminari.model.attention` and `kaminari.model.vision_layers` do.
+many; `attend_all` the patches of a picture, each of which reads every other. Scores and sums are float32 also
+where keys and values are bfloat16. Weights are too, but over bfloat16 on a CPU that multiplies it: there they
+are rounded before they multiply values, as torch's own attention rounds them. All walk a row's keys in parts
+of a fixed size, so a row's result is the same bits whatever its neighbours, the capacity and the threads are.
+This module never chooses where it is used: `kaminari.model.attention` and `kaminari.model.vision_layers` do.
 """
 
 from __future__ import annotations

@@ -14,11 +14,15 @@ from kaminari.model.attention import attend, attend_rows
 from kaminari.model.batch import RowLengths, StepBatch
 from kaminari.model.cache import AttentionKV
 from kaminari.model.kernels import cpu_attention
-from kaminari.model.kernels.native.build import native_kernels
+from kaminari.model.kernels.native.build import BFLOAT_LEVEL, native_kernels
 
 CPU = torch.device("cpu")
 CAPACITY = 640
 DTYPES = [torch.float32, torch.bfloat16]
+SIZES = [16, 32, 48, 64, 80, 128, 256]
+
+NARROW_WEIGHTS = native_kernels().level == BFLOAT_LEVEL
+"""Whether weights over bfloat16 values are rounded to bfloat16, as torch's are."""
 
 pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_kernels().reason)
 
@@ -128,17 +132,26 @@ def check(one: Case) -> None:
         assert (answer[tokens].double() - wanted).abs().le(bound).all()
 
 
-def in_float64(
-    q: Tensor, keys: Tensor, values: Tensor, *, narrow_weights: bool = False
-) -> tuple[Tensor, Tensor]:
-    """One row's attention, and how far float32 arithmetic may be from it.
+def attend_prompts(one: Case) -> Tensor:
+    """Every row by the kernel for prompts; its keys and values are written already."""
+    return torch.cat(
+        [
+            cpu_attention.attend_prompt(
+                one.q[tokens], one.layer.keys[slot, :, :length], one.layer.values[slot, :, :length]
+            )
+            for tokens, slot, length in map(one.row, range(len(one.batch.host.slots)))
+        ]
+    )
 
-    narrow_weights:  whether weights may be rounded to bfloat16 before they multiply values
+
+def in_float64(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """One row's attention, and how far float32 arithmetic may be from it.
 
     A sum of n products in float32 is off by at most n units u = 2**-24 of the sum of their magnitudes. An
     error e in a score is a factor exp(e) on its weight, and every weight stands in the numerator and in the
     denominator; exp itself, the sums of weights and the merging of segments add their own units. The result
-    is rounded to its dtype.
+    is rounded to its dtype. Weights that are rounded to bfloat16, by half a unit of 2**-8 each, change the
+    numerator and the denominator by that.
     """
     q_len, heads, head_dim = q.shape
     kv_len = keys.shape[1]
@@ -151,9 +164,10 @@ def in_float64(
     weights = scores.softmax(-1)
     wanted = weights @ values
     unit = 2.0**-24
+    narrow = NARROW_WEIGHTS and q.dtype == torch.bfloat16
     in_score = (queries.abs() @ keys.abs().transpose(1, 2) * scale).amax(-1, keepdim=True)
     in_score = in_score * (head_dim + 3) * unit + scores.masked_fill(later, 0).abs().amax(-1, True) * unit
-    error = 2 * in_score + (2 * kv_len + 16) * unit + narrow_weights * 2.0**-8
+    error = 2 * in_score + (2 * kv_len + 16) * unit + narrow * 2.0**-8
     bound = (weights @ values.abs()) * error
     half_last_bit = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}[q.dtype]
     bound = bound + (wanted.abs() + bound) * half_last_bit
@@ -210,8 +224,11 @@ def test_neither_neighbours_capacity_nor_threads_change_a_bit(dtype: torch.dtype
             assert torch.equal(crowd.alone(number, capacity).answer(), answer[tokens])
 
 
-def test_a_draft_s_tokens_are_those_of_single_steps() -> None:
-    draft = case([259], 5)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", SIZES)
+@pytest.mark.parametrize("heads", [2, 4, 6])
+def test_a_draft_s_tokens_are_those_of_single_steps(heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    draft = case([259], 5, heads=heads, head_dim=head_dim, dtype=dtype)
     _, slot, length = draft.row(0)
     together = draft.answer()
     for place in range(5):
@@ -232,8 +249,7 @@ def test_prompts(new: int, length: int, heads: int, kv_heads: int, head_dim: int
     attend_rows(one.q, one.k, one.v, one.layer, one.batch)  # writes
     _, slot, _ = one.row(0)
     keys, values = one.layer.keys[slot, :, :length], one.layer.values[slot, :, :length]
-    narrow = head_dim > 128 and dtype == torch.bfloat16
-    wanted, bound = in_float64(one.q, keys, values, narrow_weights=narrow)
+    wanted, bound = in_float64(one.q, keys, values)
     answer = cpu_attention.attend_prompt(one.q, keys, values)
     assert (answer.double() - wanted).abs().le(bound).all()
 
@@ -254,6 +270,28 @@ def test_neither_chunks_nor_threads_change_a_bit_of_a_prompt(head_dim: int, dtyp
             stop = min(start + chunk, 210)
             answer = cpu_attention.attend_prompt(one.q[start:stop], keys[:, :stop], values[:, :stop])
             assert torch.equal(answer, whole[start:stop])
+
+
+@pytest.mark.parametrize("spread", [0.3, 1, 4])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_bfloat16_is_no_less_exact_than_torch_s_attention(head_dim: int, spread: float) -> None:
+    lengths = [600, 257, 40]
+    one = case(lengths, 8, head_dim=head_dim, dtype=torch.bfloat16)
+    one.q.mul_(spread)
+    ours = one.answer(), attend_prompts(one)
+    theirs = attend_rows(one.q, one.k, one.v, one.layer, one.batch)
+    exact = torch.cat(
+        [
+            in_float64(one.q[tokens], one.layer.keys[slot, :, :length], one.layer.values[slot, :, :length])[0]
+            for tokens, slot, length in map(one.row, range(len(lengths)))
+        ]
+    )
+
+    def error(answer: Tensor) -> float:
+        return float((answer.double() - exact).norm())
+
+    for answer in ours:
+        assert error(answer) <= error(theirs)
 
 
 def test_long_and_short_rows_of_a_step_go_to_a_kernel_each() -> None:

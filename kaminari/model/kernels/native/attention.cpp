@@ -4,153 +4,53 @@
 // for all query heads that read it: it writes what new keys and values lie in it, and reduces the rest to a
 // maximum, a sum and a weighted sum of values per query. Who finishes a head's last segment merges them in
 // ascending order (the online softmax of Milakov and Gimelshein, 2018). The size is fixed and not the number, so
-// a row's result depends neither on its neighbours nor on capacity or threads. Scores and sums are float32.
+// a row's result depends neither on its neighbours nor on capacity or threads. `segment_bfloat.h` reduces segments of
+// bfloat16 where the processor multiplies it, `segment_plain.h` all others. Scores and sums are float32.
 // Nothing past a row's length is read, and nothing but its new places is written.
 #include <cstdlib>
+#include <type_traits>
 
-#include "parallel.h"
 #include "program.h"
+#include "segment.h"
+#include "segment_bfloat.h"
+#include "segment_plain.h"
+#include "streams.h"
 #include "vec.h"
 
 namespace {
 
-constexpr int64_t SEGMENT = 256;  // keys
-constexpr int64_t MOST_QUERIES = 8;
-constexpr int64_t MOST_DIM = 256;
-constexpr int64_t BLOCK = 8;  // queries that share a pass over a segment
-constexpr float NOTHING = -__builtin_inff();
-
-template <class T>
-struct Call {
-  const T *q, *k, *v;
-  T *keys, *values, *out;
-  int64_t q_stride, k_stride, v_stride;  // from token to token; the heads of a token lie side by side
-  int64_t heads, kv_heads, capacity, dim;
-  float scale;
+// One piece of work.
+struct Piece {
+  int64_t row, kv_head, segment;
 };
 
-struct Row {
-  int64_t slot, first, queries, length;
-  int64_t segments, work, partial;  // how many, the number of its first piece of work, where its results begin
-};
-
-// The dot products of QUERIES queries with KEYS keys, one or a multiple of four, that follow one another.
-template <int QUERIES, int KEYS, class T>
-void dot(const float* q, const T* keys, int64_t dim, float* scores) {
-  Vec sums[QUERIES][KEYS] = {};
-  for (int64_t d = 0; d < dim; d += LANES) {
-    Vec key[KEYS];
-    for (int i = 0; i < KEYS; ++i) key[i] = load(keys + i * dim + d);
-    for (int j = 0; j < QUERIES; ++j) {
-      const Vec query = load(q + j * MOST_DIM + d);
-      for (int i = 0; i < KEYS; ++i) sums[j][i] = fma(query, key[i], sums[j][i]);
-    }
-  }
-  for (int j = 0; j < QUERIES; ++j) {
-    float* to = scores + j * SEGMENT;
-    if constexpr (KEYS == 1) {
-      float only[4];
-      sum4(sums[j][0], Vec{}, Vec{}, Vec{}, only);
-      *to = only[0];
-    } else {
-      for (int i = 0; i < KEYS; i += 4) sum4(sums[j][i], sums[j][i + 1], sums[j][i + 2], sums[j][i + 3], to + i);
-    }
-  }
-}
-
-template <int QUERIES, class T>
-void dot_all(const float* q, const T* keys, int64_t count, int64_t dim, float* scores) {
-  constexpr int KEYS = LANES == 16 ? 16 / QUERIES : 4;
-  constexpr int TILE = KEYS > 8 ? 8 : KEYS;
-  int64_t i = 0;
-  for (; i + TILE <= count; i += TILE) dot<QUERIES, TILE>(q, keys + i * dim, dim, scores + i);
-  for (; i < count; ++i) dot<QUERIES, 1>(q, keys + i * dim, dim, scores + i);
-}
-
-// out[j] = sum of weights[j][i] * values[i] over WIDTH vectors of a head.
-template <int QUERIES, int WIDTH, class T>
-void weigh(const float* weights, const T* values, int64_t count, int64_t dim, float* out, int64_t out_stride) {
-  Vec sums[QUERIES][WIDTH] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    Vec value[WIDTH];
-    for (int w = 0; w < WIDTH; ++w) value[w] = load(values + i * dim + w * LANES);
-    for (int j = 0; j < QUERIES; ++j) {
-      const Vec weight = all(weights[j * SEGMENT + i]);
-      for (int w = 0; w < WIDTH; ++w) sums[j][w] = fma(weight, value[w], sums[j][w]);
-    }
-  }
-  for (int j = 0; j < QUERIES; ++j)
-    for (int w = 0; w < WIDTH; ++w) store(out + j * out_stride + w * LANES, sums[j][w]);
-}
-
-template <int QUERIES, class T>
-void weigh_all(const float* weights, const T* values, int64_t count, int64_t dim, float* out, int64_t out_stride) {
-  constexpr int WIDTH = LANES == 16 ? (QUERIES > 2 ? 4 : 8) : (QUERIES > 1 ? 2 : 4);
-  int64_t d = 0;
-  for (; d + WIDTH * LANES <= dim; d += WIDTH * LANES)
-    weigh<QUERIES, WIDTH>(weights, values + d, count, dim, out + d, out_stride);
-  for (; d + 2 * LANES <= dim; d += 2 * LANES)
-    weigh<QUERIES, 2>(weights, values + d, count, dim, out + d, out_stride);
-  for (; d < dim; d += LANES) weigh<QUERIES, 1>(weights, values + d, count, dim, out + d, out_stride);
-}
-
-// Turns the first `seen` of `count` scores into weights e^(score - largest) and the rest into zeros. A score that is
-// no number is never the largest, and its weight, hence the sum, is none either.
-void soften(float* scores, int64_t seen, int64_t count, float* largest_score, float* total) {
-  for (int64_t i = seen; i < (count + LANES - 1) / LANES * LANES; ++i) scores[i] = NOTHING;
-  Vec top = all(NOTHING);
-  for (int64_t i = 0; i < seen; i += LANES) top = larger(load(scores + i), top);
-  *largest_score = largest(top);
-  const Vec subtracted = all(seen ? *largest_score : 0.0f);
-  Vec added{};
-  for (int64_t i = 0; i < count; i += LANES) {
-    const Vec weight = exp(load(scores + i) - subtracted);
-    store(scores + i, weight);
-    added += weight;
-  }
-  *total = sum(added);
-}
-
-// One segment for all query heads of one key-value head. partial: per query a maximum, a sum, and `dim` values.
+// partial: per query a maximum, a sum, and `dim` values. next: the piece that the same thread most likely takes then.
 template <class T>
-void reduce(const Call<T>& call, const Row& row, int64_t kv_head, int64_t segment, float* partial) {
-  const int64_t dim = call.dim, group = call.heads / call.kv_heads;
-  const int64_t begin = segment * SEGMENT;
-  const int64_t count = row.length - begin < SEGMENT ? row.length - begin : SEGMENT;
-  const int64_t place = ((row.slot * call.kv_heads + kv_head) * call.capacity + begin) * dim;
-  T *keys = call.keys + place, *values = call.values + place;
-  const int64_t old = row.length - row.queries;
-  for (int64_t i = old > begin ? old - begin : 0; i < count; ++i) {
+void reduce(const Call<T>& call, const Row* rows, const Piece& piece, const Piece* next, float* partial) {
+  const Row& row = rows[piece.row];
+  const int64_t dim = call.dim;
+  const auto place = [&](const Piece& of) {
+    return ((rows[of.row].slot * call.kv_heads + of.kv_head) * call.capacity + of.segment * SEGMENT) * dim;
+  };
+  const auto count = [&](const Piece& of) {
+    const int64_t left = rows[of.row].length - of.segment * SEGMENT;
+    return left < SEGMENT ? left : SEGMENT;
+  };
+  T *keys = call.keys + place(piece), *values = call.values + place(piece);
+  const int64_t begin = piece.segment * SEGMENT, old = row.length - row.queries;
+  const Part<T> part{call,  row,          call.heads / call.kv_heads,
+                     piece.kv_head, begin, count(piece),
+                     keys,  values,       next ? call.keys + place(*next) : nullptr,
+                     next ? count(*next) : 0};
+  for (int64_t i = old > begin ? old - begin : 0; i < part.count; ++i) {
     const int64_t token = row.first + begin + i - old;
-    std::memcpy(keys + i * dim, call.k + token * call.k_stride + kv_head * dim, dim * sizeof(T));
-    std::memcpy(values + i * dim, call.v + token * call.v_stride + kv_head * dim, dim * sizeof(T));
+    std::memcpy(keys + i * dim, call.k + token * call.k_stride + piece.kv_head * dim, dim * sizeof(T));
+    std::memcpy(values + i * dim, call.v + token * call.v_stride + piece.kv_head * dim, dim * sizeof(T));
   }
-  alignas(64) float q[BLOCK * MOST_DIM], scores[BLOCK * SEGMENT];
-  const int64_t queries = row.queries * group, stride = dim + 2;
-  for (int64_t done = 0; done < queries; done += BLOCK) {
-    const int64_t block = queries - done < BLOCK ? queries - done : BLOCK;
-    for (int64_t j = 0; j < block; ++j) {
-      const int64_t token = row.first + (done + j) / group, head = kv_head * group + (done + j) % group;
-      for (int64_t d = 0; d < dim; d += LANES)
-        store(q + j * MOST_DIM + d, call.scale * load(call.q + token * call.q_stride + head * dim + d));
-    }
-    int64_t j = 0;
-    for (; j + 4 <= block; j += 4) dot_all<4>(q + j * MOST_DIM, keys, count, dim, scores + j * SEGMENT);
-    for (; j + 2 <= block; j += 2) dot_all<2>(q + j * MOST_DIM, keys, count, dim, scores + j * SEGMENT);
-    for (; j < block; ++j) dot_all<1>(q + j * MOST_DIM, keys, count, dim, scores + j * SEGMENT);
-    float* results = partial + done * stride;
-    for (j = 0; j < block; ++j) {
-      int64_t seen = old + (done + j) / group + 1 - begin;
-      seen = seen < 0 ? 0 : seen > count ? count : seen;
-      soften(scores + j * SEGMENT, seen, count, results + j * stride, results + j * stride + 1);
-    }
-    float* sums = results + 2;
-    for (j = 0; j + 4 <= block; j += 4)
-      weigh_all<4>(scores + j * SEGMENT, values, count, dim, sums + j * stride, stride);
-    for (; j + 2 <= block; j += 2)
-      weigh_all<2>(scores + j * SEGMENT, values, count, dim, sums + j * stride, stride);
-    for (; j < block; ++j) weigh_all<1>(scores + j * SEGMENT, values, count, dim, sums + j * stride, stride);
-  }
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bf16>) return pairs::reduce(part, partial);
+#endif
+  plain::reduce(part, partial);
 }
 
 // The segments of one key-value head, whose results lie one behind the other, become the output.
@@ -226,17 +126,25 @@ int32_t attend(const Call<T>& call, const int64_t* slots, const int32_t* q_lens,
     }
     first += queries;
   }
-  parallel(pieces, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t piece = begin; piece < end; ++piece) {
-      int64_t r = 0;
-      while (r + 1 < taken && rows[r + 1].work <= piece) ++r;
+  parallel_streams(pieces, 1, [&](int64_t begin, int64_t end) {
+    Piece piece{};
+    while (piece.row + 1 < taken && rows[piece.row + 1].work <= begin) ++piece.row;
+    piece.kv_head = (begin - rows[piece.row].work) / rows[piece.row].segments;
+    piece.segment = (begin - rows[piece.row].work) % rows[piece.row].segments;
+    for (int64_t number = begin; number < end; ++number) {
+      const int64_t r = piece.row, head = piece.kv_head;
       const Row& row = rows[r];
-      const int64_t head = (piece - row.work) / row.segments, segment = (piece - row.work) % row.segments;
+      Piece next = piece;
+      if (++next.segment == row.segments) {
+        next.segment = 0;
+        if (++next.kv_head == call.kv_heads) next = {r + 1, 0, 0};
+      }
       const int64_t each = row.queries * group * (call.dim + 2);
       float* results = partials + row.partial + head * row.segments * each;
-      reduce(call, row, head, segment, results + segment * each);
+      reduce(call, rows, piece, number + 1 < pieces ? &next : nullptr, results + piece.segment * each);
       if (__atomic_sub_fetch(&left[r * call.kv_heads + head], 1, __ATOMIC_ACQ_REL) == 0)
         merge(call, row, head, results);
+      piece = next;
     }
   });
   return DONE;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t BLOCK = 64;  // keys
 constexpr int64_t MOST_DIM = 256;
-constexpr int64_t WIDEST_IN_FLOAT = 128;  // of heads over bfloat16, where there is `prompt_bfloat.cpp`
 constexpr int64_t QUERIES = 128;  // query heads of tokens that share a widened block
 constexpr int64_t TILE = LANES == 16 ? 4 : 2;  // queries whose sums stay in registers
 constexpr int64_t VECS = BLOCK / LANES;
@@ -163,7 +162,7 @@ KAMINARI void kaminari_attend_prompt(const void* q, const void* keys, const void
                              causal != 0};
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, bf16>)
-      if (dim > WIDEST_IN_FLOAT || !causal) return attend_prompt_in_bfloat(call);
+      return attend_prompt_in_bfloat(call);
 #endif
     run(call);
   };

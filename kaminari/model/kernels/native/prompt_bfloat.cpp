@@ -1,15 +1,19 @@
-// `prompt.cpp` by the processor's products of bfloat16 pairs, at twice the rate, for wide heads and for pictures over
-// bfloat16 keys and values on CPUs that have them.
+// `prompt.cpp` by the processor's products of bfloat16 pairs, at twice the rate, over bfloat16 keys and values on
+// CPUs that have them.
 //
 // A product of two bfloat16 numbers is exact in float32, so scores are as exact as those of `prompt.cpp`; weights
-// are rounded to bfloat16 before they multiply values, as torch's attention does. Sums are float32. A piece of work
-// is one key-value head and some tokens; the row's keys are walked in blocks from its first, so that a token's
-// result is the same bits however a prompt is cut. In a block every step takes all queries: scores, softmax, values.
+// are rounded to bfloat16 before they multiply values, as torch's attention does, and so they are summed. Sums are
+// float32. A piece of work is one key-value head and some tokens; the row's keys are walked in blocks from its first,
+// so that a token's result is the same bits however a prompt is cut. In a block every step takes all queries: scores,
+// softmax, values.
 #if defined(__AVX512BF16__)
+#include "pairs.h"
 #include "parallel.h"
 #include "prompt.h"
 
 namespace {
+
+using pairs::add_products;
 
 constexpr int64_t BLOCK = 128;    // keys
 constexpr int64_t SLAB = 32;      // keys, or channels of values, that stay in the first-level cache
@@ -28,10 +32,6 @@ struct Work {
   alignas(64) Pairs weights[QUERIES * BLOCK / 2];
   float top[QUERIES], total[QUERIES], shrink[QUERIES];
 };
-
-inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-}
 
 inline __m512i splat(const Pairs* from) { return _mm512_set1_epi32(static_cast<int32_t>(*from)); }
 
@@ -126,18 +126,14 @@ void weigh(const Pairs* weights, const Pairs* values, int64_t pairs, const float
     for (int64_t w = 0; w < WIDTH; ++w) _mm512_storeu_ps(sums + j * width + w * 16, added[j][w]);
 }
 
-// The weights of one query over a block, from its scores. A query that sees none of it has none.
-void weigh_keys(Work& work, int64_t query, int64_t seen) {
-  float* scores = work.scores + query * BLOCK;
-  if (seen > 0) {
-    work.shrink[query] = soften<BLOCK>(scores, seen < BLOCK ? seen : BLOCK, work.top + query, work.total + query);
-  } else {
-    work.shrink[query] = 1;
-    for (int64_t i = 0; i < BLOCK; ++i) scores[i] = 0;
-  }
-  for (int64_t i = 0; i < BLOCK; i += 32)
-    _mm512_store_si512(work.weights + query * (BLOCK / 2) + i / 2,
-                       (__m512i)_mm512_cvtne2ps_pbh(load(scores + i + 16), load(scores + i)));
+// The weights of one query over a block of `count` keys, from its scores.
+void weigh_keys(Work& work, int64_t query, int64_t seen, int64_t count) {
+  const float before = work.top[query];
+  const float added = pairs::soften(work.scores + query * BLOCK, seen < count ? seen : count, count,
+                                    work.top + query, work.weights + query * (BLOCK / 2));
+  const float now = work.top[query];
+  work.shrink[query] = before == now ? 1.0f : exp(all(before - now))[0];
+  work.total[query] = work.total[query] * work.shrink[query] + added;
 }
 
 // Some tokens, from `first` on, of one key-value head.
@@ -162,7 +158,7 @@ void attend(const PromptCall<bf16>& call, int64_t kv_head, int64_t first, int64_
     for (int64_t key = 0; key < count; key += SLAB)
       for (int64_t tile = 0; tile < tiled; tile += TILE)
         score(work.q + tile * pairs, work.keys + key * pairs, pairs, call.scale, work.scores + tile * BLOCK + key);
-    for (int64_t j = 0; j < tiled; ++j) weigh_keys(work, j, call.reach(first + j / group) - begin);
+    for (int64_t j = 0; j < tiled; ++j) weigh_keys(work, j, call.reach(first + j / group) - begin, count);
     for (int64_t d = 0; d < width; d += SLAB)
       for (int64_t tile = 0; tile < tiled; tile += TILE) {
         const auto run = width - d < SLAB ? weigh<1> : weigh<2>;
