@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -25,13 +24,6 @@ NARROW_WEIGHTS = native_kernels().level == BFLOAT_LEVEL
 """Whether weights over bfloat16 values are rounded to bfloat16, as torch's are."""
 
 pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_kernels().reason)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass
@@ -209,7 +201,6 @@ def test_any_mix_of_rows(dtype: torch.dtype) -> None:
         check(case(lengths, q_lens, dtype=dtype, seed=seed))
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neither_neighbours_capacity_nor_threads_change_a_bit(dtype: torch.dtype) -> None:
     crowd = case([300, 5, 599, 256], [1, 5, 8, 2], dtype=dtype)
@@ -254,7 +245,6 @@ def test_prompts(new: int, length: int, heads: int, kv_heads: int, head_dim: int
     assert (answer.double() - wanted).abs().le(bound).all()
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [32, 256])
 def test_neither_chunks_nor_threads_change_a_bit_of_a_prompt(head_dim: int, dtype: torch.dtype) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,13 +15,6 @@ pytestmark = pytest.mark.skipif(
     KERNELS.library is None or KERNELS.level != BFLOAT_LEVEL,
     reason=KERNELS.reason or "this CPU does not multiply bfloat16",
 )
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def patches(places: int, heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +50,6 @@ def test_the_scale_is_the_callers() -> None:
     assert error.le(bound).all()
 
 
-@pytest.mark.usefixtures("threads")
 def test_threads_change_no_bit() -> None:
     q, k, v = patches(333, 4, 72)
     torch.set_num_threads(1)

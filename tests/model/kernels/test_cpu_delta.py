@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,13 +32,6 @@ SIZES = [
 ]
 
 pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_kernels().reason)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
@@ -118,7 +111,6 @@ def test_a_step_is_the_plain_form_s(sizes: DeltaSizes, dtype: torch.dtype, slots
         assert (answer == wanted).double().mean() > 0.97
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES[:2])
 def test_neither_neighbours_slots_nor_threads_change_a_bit(sizes: DeltaSizes, dtype: torch.dtype) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ from tests.model.kernels.test_cpu_attention import batch_of
 from tests.model.kernels.test_cpu_delta import DTYPES, SIZES, SLOTS, layer_of, projected_of, state_of
 
 pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_kernels().reason)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def exact(
@@ -103,7 +96,6 @@ def test_every_split_of_a_prompt_gives_the_same(sizes: DeltaSizes) -> None:
         assert torch.equal(ours.tail[2], tail.float())
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neither_slot_nor_threads_change_a_bit_of_a_prompt(dtype: torch.dtype) -> None:
     sizes = SIZES[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,13 +15,6 @@ pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_
 
 CPU = torch.device("cpu")
 SHAPES = [(16, 64), (48, 256), (1, 1), (17, 65), (33, 31), (100, 330), (3000, 130)]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def kernel_of(weight: Tensor) -> FloatLinear:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -34,13 +32,6 @@ CPU = torch.device("cpu")
 SHAPES = [(16, 64), (48, 256), (1, 1), (17, 65), (33, 31), (100, 330), (35, 130)]
 ROW_COUNTS = [*range(1, 18), 40]
 DTYPES = [torch.bfloat16, torch.float32]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

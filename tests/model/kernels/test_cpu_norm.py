@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,13 +19,6 @@ EPS = 1e-6
 UNIT = 2.0**-24
 
 pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_kernels().reason)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def noise(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 3.0) -> Tensor:
@@ -113,7 +106,6 @@ def test_the_gate_product(width: int, dtype: torch.dtype) -> None:
         check(cpu_norm.swiglu(both), gate_product(both.clone()), 12, both[:, width:].abs() * 40)
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neither_other_rows_nor_threads_change_a_bit(dtype: torch.dtype) -> None:
     norm = norm_of(RMSNorm, 512, dtype)

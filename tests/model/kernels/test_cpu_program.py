@@ -30,13 +30,6 @@ pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(params=[True, False], ids=["inference", "no_grad"], autouse=True)
 def mode(request: pytest.FixtureRequest) -> Iterator[None]:
     with torch.inference_mode() if request.param else torch.no_grad():
