@@ -14,18 +14,20 @@ import torch
 
 from kaminari.bench.bench import Bench
 from kaminari.bench.hf import Reference
+from kaminari.bench.limits import Memory
 from kaminari.bench.options import Options
 from kaminari.bench.recorder import join_case
 from kaminari.bench.result import OURS
 from kaminari.bench.session import Session, random_prompt
 from kaminari.bench.subject import CasesError
-from kaminari.bench.timing import turns
+from kaminari.bench.timing import timed, turns
 from kaminari.bench.work import step_floor
 from kaminari.engine.prompt import PreparedPrompt
 
 WARM_STEPS = 2
 HF, DYNAMIC, STATIC = "hf", "hf, dynamic cache", "hf, static cache"
 LLAMA = "llama.cpp"
+READING_ALONE = "reading alone"
 # a prompt leaves at least so many places, or an eighth of the context, for the steps
 LEAST_ROOM = 64
 
@@ -116,6 +118,29 @@ class ReferenceDecoder(Decoder):
         return seconds
 
 
+class Reader(Decoder):
+    """Reads as many bytes as a step moves, and no more: what memory gives in the turns of the others."""
+
+    name = READING_ALONE
+
+    def __init__(self, bench: Bench, length: int) -> None:
+        self._work = bench.subject.work
+        self._device = bench.subject.device
+        self._length = length
+        self._memory = Memory(self._device, bench.subject.plan.dtypes.decoder, self._work.weight_bytes)
+        self._bytes = 0
+
+    def open(self, rows: int) -> None:
+        self._memory.best_seconds()
+        self.narrow(rows)
+
+    def narrow(self, rows: int) -> None:
+        self._bytes = self._work.step_bytes(rows, self._length)
+
+    def steps(self, count: int) -> list[float]:
+        return [timed(lambda: self._memory.read(self._bytes), self._device) for _ in range(count)]
+
+
 def run(bench: Bench) -> None:
     options = bench.options
     batches = sorted(set(options.batches), reverse=True)
@@ -175,13 +200,16 @@ def decoders(bench: Bench, context: int, rows: int, *, captured: bool = True) ->
             entrants.append(ReferenceDecoder(STATIC, reference, filled, context))
         else:
             bench.recorder.note("no static cache in transformers for layers with a recurrent state")
+    if bench.options.reading:
+        entrants.append(Reader(bench, length))
     return entrants
 
 
 def entrant_count(bench: Bench) -> int:
+    own = 1 + bench.options.reading
     if bench.reference is None:
-        return 1
-    return 3 if bench.reference.static_works else 2
+        return own
+    return own + (2 if bench.reference.static_works else 1)
 
 
 def steps_of(options: Options) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,19 +26,47 @@ FILE_PART = 1 << 24
 MOST_FILE = 1 << 29
 
 
-def read_rate(device: torch.device, dtype: torch.dtype, step_bytes: int) -> tuple[float, int]:
-    """Bytes per second of reading, and how many bytes were read over and over.
+class Memory:
+    """Memory to be read as a step reads its weights: as large, up to 1 GiB and what is free.
 
-    What is read is as large as what a step reads, up to 1 GiB and what is free: weights that fit into a cache
-    are read at the cache's speed. The faster of a sum and of a matrix times a vector, each of which needs
-    every byte once.
+    Weights that fit into a cache are read at the cache's speed, and so is this.
     """
-    matrix = _ones(device, dtype, max(LEAST_READ, min(MOST_READ, step_bytes)))
-    vector = torch.ones(matrix.shape[1], dtype=dtype, device=device)
-    plain = matrix.view(-1).view(torch.float32)
-    size = matrix.nbytes
-    seconds = min(_best(lambda: plain.sum(), device), _best(lambda: torch.mv(matrix, vector), device))
-    return size / seconds, size
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, step_bytes: int) -> None:
+        self._device = device
+        self._matrix = _ones(device, dtype, max(LEAST_READ, min(MOST_READ, step_bytes)))
+        self._vector = torch.ones(self._matrix.shape[1], dtype=dtype, device=device)
+        self.size = self._matrix.nbytes
+        self._ways: tuple[Callable[[Tensor], Tensor], ...] = (self._sum, self._multiply)
+
+    def best_seconds(self) -> float:
+        """Of one pass in the faster of two ways that need every byte once; `read` takes that from then on.
+
+        The two are a sum, and a matrix times a vector.
+        """
+        seconds = {way: _best(partial(way, self._matrix), self._device) for way in self._ways}
+        self._ways = tuple(sorted(self._ways, key=seconds.__getitem__))
+        return min(seconds.values())
+
+    def read(self, count: int) -> None:
+        """Read so many bytes, over and over where there are fewer."""
+        read = self._ways[0]
+        for _ in range(count // self.size):
+            read(self._matrix)
+        if rest := count % self.size // self._matrix[0].nbytes:
+            read(self._matrix[:rest])
+
+    def _sum(self, part: Tensor) -> Tensor:
+        return part.view(-1).view(torch.float32).sum()
+
+    def _multiply(self, part: Tensor) -> Tensor:
+        return torch.mv(part, self._vector)
+
+
+def read_rate(device: torch.device, dtype: torch.dtype, step_bytes: int) -> tuple[float, int]:
+    """Bytes per second of reading `Memory`, and how many bytes were read over and over."""
+    memory = Memory(device, dtype, step_bytes)
+    return memory.size / memory.best_seconds(), memory.size
 
 
 def _ones(device: torch.device, dtype: torch.dtype, size: int) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 HF = "hf"
 LLAMA_CPP = "llama.cpp"
+READING = "reading"
 
 BATCHES = (1, 2, 4, 8)
 CONTEXTS = (512, 2048)
@@ -28,6 +29,7 @@ class Options:
     pictures_share:  of the requests of the load, from 0 to 1
     rate:       requests per second of the open loop; None: 0.7 of what the closed loop reached
     hf:         whether `transformers` takes part
+    reading:    whether reading as many bytes as a step takes part
     llama_cpp:  the folder of a build, or None
     gguf:       the same model for that build
     profile:    whether time is attributed to components
@@ -47,6 +49,7 @@ class Options:
     pictures_share: float = 0.5
     rate: float | None = None
     hf: bool = False
+    reading: bool = False
     llama_cpp: Path | None = None
     gguf: Path | None = None
     profile: bool = False

@@ -43,7 +43,7 @@ IN_PROCESS: Mapping[str, Suite] = {
     "serve": serve.run,
 }
 PEERS: Mapping[str, frozenset[str]] = {
-    "decode": frozenset({"hf", "llama.cpp"}),
+    "decode": frozenset({"hf", "llama.cpp", "reading"}),
     "prefill": frozenset({"hf", "llama.cpp"}),
     "vision": frozenset({"hf"}),
     "ladder": frozenset({"hf"}),
@@ -179,6 +179,7 @@ def _settle(suite: str, settings: Settings, options: Options) -> tuple[Options, 
 def check_peers(suite: str, options: Options) -> None:
     """Raise `CasesError` for a peer that a suite has no use for."""
     asked = {"hf"} if options.hf else set()
+    asked |= {"reading"} if options.reading else set()
     asked |= {"llama.cpp"} if options.llama_cpp is not None else set()
     if strangers := asked - PEERS[suite]:
         known = " and ".join(sorted(PEERS[suite]))

@@ -19,7 +19,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from kaminari.bench.options import BATCHES, CLIENTS, CONTEXTS, HF, LLAMA_CPP, PICTURES, PROMPTS, Options
+from kaminari.bench.options import (
+    BATCHES,
+    CLIENTS,
+    CONTEXTS,
+    HF,
+    LLAMA_CPP,
+    PICTURES,
+    PROMPTS,
+    READING,
+    Options,
+)
 from kaminari.cli.errors import FAILURE, INTERRUPTED, USAGE, CommandError
 from kaminari.cli.flags import CommandParser, add_settings_flags, command_parser, parse_command
 from kaminari.cli.interrupt import ended_as_interrupted
@@ -121,7 +131,8 @@ def _parser() -> CommandParser:
         action="append",
         default=[],
         metavar="PEER",
-        help="hf: transformers, in turns; llama.cpp=DIR: the programs of a build",
+        help="hf: transformers, in turns; reading: of as many bytes as a step reads, in turns; "
+        "llama.cpp=DIR: the programs of a build",
     )
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="the same model for llama.cpp")
     parser.add_argument("--rounds", type=_count, metavar="N", help="turns of everybody per case (default: 5)")
@@ -167,6 +178,7 @@ def _options(args: argparse.Namespace) -> Options:
         **chosen,
         asked=asked,
         hf=any(peer == HF for peer, _ in args.against),
+        reading=any(peer == READING for peer, _ in args.against),
         llama_cpp=folders[-1] if folders else None,
         gguf=args.gguf,
         profile=args.profile,
@@ -174,12 +186,12 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _peer(text: str) -> tuple[str, Path | None]:
-    if text == HF:
-        return HF, None
+    if text in (HF, READING):
+        return text, None
     name, equals, folder = text.partition("=")
     if name == LLAMA_CPP and equals and folder:
         return LLAMA_CPP, Path(folder)
-    raise argparse.ArgumentTypeError(f"must be {HF} or {LLAMA_CPP}=DIR, not {text!r}")
+    raise argparse.ArgumentTypeError(f"must be {HF}, {READING} or {LLAMA_CPP}=DIR, not {text!r}")
 
 
 def _count(text: str) -> int:

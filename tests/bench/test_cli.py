@@ -94,8 +94,8 @@ def test_a_model_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]
 
 def test_wrong_lines_name_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "invalid choice: 'fly'" in misuse(capsys, "fly")
-    assert "must be hf or llama.cpp=DIR, not 'vllm'" in misuse(capsys, "decode", "--against", "vllm")
-    assert "must be hf or llama.cpp=DIR" in misuse(capsys, "decode", "--against", "llama.cpp=")
+    assert "must be hf, reading or llama.cpp=DIR, not 'vllm'" in misuse(capsys, "decode", "--against", "vllm")
+    assert "must be hf, reading or llama.cpp=DIR" in misuse(capsys, "decode", "--against", "llama.cpp=")
     assert "whole numbers with commas between" in misuse(capsys, "decode", "--batches", "1,x")
     assert "must be at least 1" in misuse(capsys, "decode", "--batches", "0")
     assert "must be at least 1" in misuse(capsys, "decode", "--rounds", "0")
@@ -106,6 +106,9 @@ def test_wrong_lines_name_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_peers_have_their_suites(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "serve has no peer hf; it has llama.cpp" in failure(capsys, "serve", "--against", "hf", code=2)
+    assert "vision has no peer reading; it has hf" in failure(
+        capsys, "vision", "--against", "reading", code=2
+    )
     assert "--profile attributes the time of decode steps" in failure(capsys, "vision", "--profile", code=2)
     build = str(tmp_path)
     text = failure(capsys, "serve", "--against", f"llama.cpp={build}", code=2)

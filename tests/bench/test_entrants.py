@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,17 @@ import pytest
 import torch
 
 from kaminari.bench import decode, prefill, profiling, vision
-from kaminari.bench.decode import DYNAMIC, STATIC, OwnDecoder, ReferenceDecoder, decoders
+from kaminari.bench.decode import (
+    DYNAMIC,
+    READING_ALONE,
+    STATIC,
+    OwnDecoder,
+    ReferenceDecoder,
+    decoders,
+    prompt_room,
+    steps_of,
+)
+from kaminari.bench.limits import Memory
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.options import Options
 from kaminari.bench.result import OURS
@@ -51,6 +62,31 @@ def test_every_entrant_makes_the_same_tokens(checkpoint: Callable[[str], Path], 
     for name, rows in made.items():
         assert len(rows) == 2
         assert [row[:9] for row in rows] == [row[:9] for row in made[OURS]], name
+
+
+def test_reading_alone_reads_what_a_step_reads(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dataclasses.replace(OPTIONS, hf=False, reading=True)
+    bench = bench_of(tiny_checkpoint, options)
+    read: list[int] = []
+    monkeypatch.setattr(Memory, "read", lambda memory, count: read.append(count))
+    decode.run(bench)
+    figures = bench.recorder.figures(LIMITS)
+    assert {figure.entrant for figure in figures} == {OURS, READING_ALONE}
+    length = 128 - prompt_room(128, steps_of(options))
+    assert set(read) == {bench.subject.work.step_bytes(rows, length) for rows in (1, 3)}
+
+
+@pytest.mark.parametrize("count", [0, 2048, 5000, 1 << 20, (5 << 20) + 2048])
+def test_memory_is_read_over_and_over(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(torch.device("cpu"), torch.bfloat16, 1 << 21)
+    assert memory.size == 1 << 21
+    assert memory.best_seconds() > 0
+    read: list[int] = []
+    monkeypatch.setattr(memory, "_ways", (lambda part: read.append(part.nbytes),))
+    memory.read(count)
+    assert sum(read) == count // 2048 * 2048
 
 
 def test_the_decode_suite_measures_every_case(tiny_checkpoint: Path) -> None:

@@ -18,7 +18,6 @@ from kaminari.model.kernels.native.build import BFLOAT_LEVEL, native_kernels
 MAX_QUERIES = 8
 """New tokens per row; rows of more are left alone."""
 
-_MAX_PROMPT_HEAD_DIM = 256
 _MAX_GROUP = 128
 _HEAD_STEP = 16
 _PAIR = 2
@@ -119,7 +118,7 @@ def attend(
 
 def fits_prompt(q: Tensor, keys: Tensor) -> bool:
     """Whether `attend_prompt` was made for q [T, heads, head_dim] and keys [..., kv_heads, n, head_dim]."""
-    return fits(q, keys) and q.shape[2] <= _MAX_PROMPT_HEAD_DIM and q.shape[1] // keys.shape[-3] <= _MAX_GROUP
+    return fits(q, keys) and q.shape[1] // keys.shape[-3] <= _MAX_GROUP
 
 
 def attend_prompt(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -173,7 +172,7 @@ def fits_all(q: Tensor) -> bool:
         q.is_cpu
         and q.dtype == torch.bfloat16
         and q.shape[2] % _PAIR == 0
-        and q.shape[2] <= _MAX_PROMPT_HEAD_DIM
+        and q.shape[2] <= _MAX_HEAD_DIM
         and native_kernels().level == BFLOAT_LEVEL
         and native_kernels().library is not None
     )
