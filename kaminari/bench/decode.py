@@ -171,7 +171,8 @@ def measure_context(bench: Bench, context: int, batches: list[int]) -> None:
             entrant.steps(WARM_STEPS)
         used = needed if fresh else used + needed
         for entrant in turns(entrants, options.rounds):
-            row = recorder.row(entrant.name, case, floor=floor, amounts={"tokens": batch})
+            own = None if isinstance(entrant, Reader) else floor
+            row = recorder.row(entrant.name, case, floor=own, amounts={"tokens": batch})
             row.samples += entrant.steps(options.tokens)
             recorder.done(join_case(case))
     if bench.llama_cpp is not None:

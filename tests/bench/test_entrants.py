@@ -74,6 +74,7 @@ def test_reading_alone_reads_what_a_step_reads(
     decode.run(bench)
     figures = bench.recorder.figures(LIMITS)
     assert {figure.entrant for figure in figures} == {OURS, READING_ALONE}
+    assert all((figure.floor is None) == (figure.entrant == READING_ALONE) for figure in figures)
     length = 128 - prompt_room(128, steps_of(options))
     assert set(read) == {bench.subject.work.step_bytes(rows, length) for rows in (1, 3)}
 
