@@ -84,11 +84,18 @@ def test_rungs_that_a_model_has_not_are_left_out_with_the_reason(
     assert "make it with: kaminari quantize" in bench.recorder.notes[0]
 
 
+@pytest.mark.usefixtures("uncompiled")
+def test_without_its_peer_the_first_rung_is_left_out(tiny_checkpoint: Path) -> None:
+    bench = bench_of(tiny_checkpoint, replace(OPTIONS, hf=False), slots=8)
+    assert climbed(bench) == [name for name in RUNGS if name != "eager" and not name.startswith("int")]
+    assert bench.recorder.notes[0] == "the rung eager is transformers: add --against hf"
+
+
 def test_a_rung_that_was_asked_for_is_refused(tiny_checkpoint: Path) -> None:
     bench = bench_of(tiny_checkpoint, replace(OPTIONS, rungs=("native", "int4")), slots=8)
     with pytest.raises(CheckpointError, match="there is no int4 pack of"):
         climbed(bench)
-    alone = bench_of(tiny_checkpoint, replace(OPTIONS, hf=False), slots=8)
+    alone = bench_of(tiny_checkpoint, replace(OPTIONS, hf=False, rungs=("eager", "native")), slots=8)
     with pytest.raises(CasesError, match="eager is transformers"):
         climbed(alone)
 

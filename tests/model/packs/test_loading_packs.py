@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kaminari.engine.loading import DEMO_FOLDER
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.dequantizing import DequantizingKernel
 from kaminari.model.kernels.linears import linear_kernel
@@ -72,10 +73,10 @@ def answers(checkpoint: Path, model: VisionLanguageModel) -> list[tuple[int, ...
     return [asked.greedy(asked.prepare(prompt), 12) for prompt in built_in()]
 
 
-def logits(checkpoint: Path, model: VisionLanguageModel) -> Tensor:
-    """Logits [rows, vocab] of the last tokens of the built-in prompts."""
+def logits(checkpoint: Path, model: VisionLanguageModel, rows: int = 4) -> Tensor:
+    """Logits [R, vocab] of the last `rows` tokens of each of the built-in prompts."""
     asked = replayer(checkpoint, model)
-    return torch.cat([asked.observe(asked.prepare(each), rows=4)[LOGITS].output for each in built_in()])
+    return torch.cat([asked.observe(asked.prepare(each), rows=rows)[LOGITS].output for each in built_in()])
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
@@ -96,6 +97,23 @@ def test_tokens_are_those_of_the_weights_dequantized_by_hand(
     found = answers(folder, load_packed(folder, pack))
     assert found == answers(by_hand, load(by_hand))
     assert len({token for answer in found for token in answer}) > 3, "the answers say too little"
+
+
+@pytest.mark.parametrize("recipe", [INT8_HEAD, INT4_HEAD], ids=["int8", "int4"])
+def test_every_kernel_gives_the_same_token_where_one_leads_by_more_than_their_difference(
+    recipe: Recipe, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    pack = pack_of(DEMO_FOLDER, recipe, tmp_path / "pack").pack
+    ours = logits(DEMO_FOLDER, load_packed(DEMO_FOLDER, pack), rows=32)
+    request.getfixturevalue("plain_kernels")
+    plain = logits(DEMO_FOLDER, load_packed(DEMO_FOLDER, pack), rows=32)
+    # what rounding activations to int8 may change in a logit, in parts of the logits' spread
+    bound = 0.1 * plain.std()
+    assert (ours - plain).abs().max() <= bound
+    first, second = plain.topk(2).values.unbind(-1)
+    led = first - second > 2 * bound
+    assert led.float().mean() > 0.5
+    assert torch.equal(ours.argmax(-1)[led], plain.argmax(-1)[led])
 
 
 @pytest.mark.cuda
