@@ -88,6 +88,27 @@ def test_the_released_sizes_give_the_references_tokens(
     assert_same_tokens([(running.token_ids(), wanted)])
 
 
+@pytest.mark.parametrize("chunk", [24, 100])
+def test_two_sliced_pictures_in_one_prompt_beside_a_neighbour_give_the_references_tokens(
+    chunk: int, checkpoint: Callable[[str], Path], golden: Callable[[str], Reference]
+) -> None:
+    variant = "minicpm_v-released-sizes"
+    engine = hand_loop(checkpoint(variant), slots=2, chunk=chunk, context=1024)
+    both: Turns = [
+        ("user", [picture(504, 392, 3), "and", picture(392, 504, 4), "What differs?"]),
+        ("assistant", ["The side."]),
+        ("user", ["Which side?"]),
+    ]
+    running = []
+    for turns in (both, ask(picture(700, 500, 5))):
+        prompt = engine.loaded.frontend.prepare(conversation(turns))
+        wanted = golden_answer(golden(variant), turns, tokens=6)
+        assert prompt.token_ids == wanted.prompt_ids
+        running.append((engine.submit(prompt, SamplingParams(temperature=0, max_tokens=6)), wanted))
+    engine.run()
+    assert_same_tokens([(answer.token_ids(), wanted) for answer, wanted in running])
+
+
 def test_a_strip_wider_than_the_position_table_is_read(
     checkpoint: Callable[[str], Path], golden: Callable[[str], Reference]
 ) -> None:
