@@ -77,7 +77,7 @@ class Variants:
         """
         if form not in self._loaded:
             self._recorder.starting(f"loading {_spell(form)}")
-            options = replace(self._bench.options, hf=False, llama_cpp=None)
+            options = replace(self._bench.options, hf=False, reading=False, llama_cpp=None)
             self._loaded[form] = replace(self._bench, subject=self._load(form), options=options)
         return self._loaded[form]
 

@@ -63,9 +63,9 @@ def test_our_attention_and_torchs_encode_a_picture_alike_in_bfloat16(
 
 def test_a_mask_is_refused() -> None:
     q = torch.ones(1, 2, 40, 32)
-    for options in ({"attention_mask": torch.ones(40, 40)}, {"attention_mask": None, "is_causal": True}):
+    for mask, options in ((torch.ones(40, 40), {}), (None, {"is_causal": True})):
         with pytest.raises(ValueError, match="all read one another"):
-            attend(torch.nn.Identity(), q, q, q, **options)  # type: ignore[arg-type]
+            attend(torch.nn.Identity(), q, q, q, mask, **options)
 
 
 def test_any_batch_and_few_patches_are_attended_as_torch_does() -> None:

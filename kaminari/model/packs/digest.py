@@ -29,7 +29,7 @@ class Digest:
 
     def add(self, rows: QuantizedWeight) -> None:
         for part, tensor in parts(rows).items():
-            values = memoryview(tensor.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
+            values = tensor.contiguous().view(torch.uint8).numpy().data
             self._hashes.setdefault(part, hashlib.sha256()).update(values)
 
     def hex(self) -> str:

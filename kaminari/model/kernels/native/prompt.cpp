@@ -139,7 +139,8 @@ void run(const PromptCall<T>& call) {
 // q [tokens, heads, dim] with a stride from token to token; keys and values [length, kv_heads, dim], written
 // already, with strides from token to token and from head to head; out [tokens, heads, dim]; strides in elements.
 // All bfloat16 where `narrow` is set, else float32. Where `causal` is set, the tokens are the last of `length`, and
-// each reads up to its own. dim is a multiple of 16 up to 256, and at most 128 heads read one of keys.
+// each reads up to its own; there dim is a multiple of 16, else even, in both up to 256. At most 128 heads read one of
+// keys.
 KAMINARI void kaminari_attend_prompt(const void* q, const void* keys, const void* values, void* out, int64_t q_stride,
                                      int64_t key_stride, int64_t key_head_stride, int64_t value_stride,
                                      int64_t value_head_stride, int64_t tokens, int64_t heads, int64_t kv_heads,
