@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kaminari.model.gated_delta_net import DeltaInputs, chunk_rule, delta_inputs
+from kaminari.model.kernels.fault import spell_fault
 
 ChunkForm = Callable[[DeltaInputs, Tensor], Tensor]
 
@@ -72,7 +73,7 @@ def try_form(form: ChunkForm, device: torch.device) -> str:
             for ours, right in ((found, wanted), (state, wanted_state))
         ]
     except Exception as fault:  # whatever it is, the form is of no use here
-        return (str(fault).strip().splitlines() or [type(fault).__name__])[0].rstrip(".")
+        return spell_fault(fault)
     worst = max(errors, key=lambda error: error if error == error else float("inf"))
     return "" if worst <= TOLERANCE else f"it is off by {worst:.2g} of the answer"
 

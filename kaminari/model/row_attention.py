@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kaminari.model.kernels.fault import spell_fault
+
 AttendRow = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [q_len, heads, head_dim], keys and values [kv_heads, kv_len, head_dim] -> [q_len, heads, head_dim]."""
 
@@ -120,7 +122,7 @@ def _fault(kernel: Callable[[], Tensor], expected: Tensor, dtype: torch.dtype, c
             found = kernel()
         error = ((found.float() - expected).norm() / expected.norm()).item()
     except Exception as fault:  # whatever it is, the kernel is of no use here
-        return (str(fault).strip().splitlines() or [type(fault).__name__])[0].rstrip(".")
+        return spell_fault(fault)
     if found.shape != expected.shape or found.dtype != dtype:
         return f"it returns {found.dtype} {list(found.shape)} for {dtype} {list(expected.shape)}"
     # NaN is more than any number here

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kaminari.model.kernels import cpu_linear
+from kaminari.model.kernels.fault import spell_fault
 from kaminari.model.linear import LinearKernel
 from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 
@@ -82,7 +83,7 @@ def try_linears(
         try:
             found = kernel(weight, device, dtype).multiply(x.to(device)).cpu().float()
         except Exception as fault:  # whatever it is, the kernel is of no use here
-            return (str(fault).strip().splitlines() or [type(fault).__name__])[0].rstrip(".")
+            return spell_fault(fault)
         error = ((found - expected).norm() / expected.norm()).item()
         if not error <= TOLERANCE:
             return f"{type(weight).__name__} is multiplied wrongly, off by {error:.2g}"
