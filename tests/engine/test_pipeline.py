@@ -15,6 +15,7 @@ from kaminari.engine.scheduler import (
     DecodeRow,
     DecodeStep,
     EncodePicture,
+    Item,
     Job,
     PrefillChunk,
     Scheduler,
@@ -73,6 +74,7 @@ class Bench:
     log: list[str] = field(default_factory=list)
     breaks: set[str] = field(default_factory=set)
     ends: Callable[[Token], bool] = lambda token: False
+    keeps_host: tuple[type, ...] = ()
     made: dict[tuple[int, int], int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     last: dict[int, int] = field(default_factory=dict)
@@ -152,6 +154,9 @@ class Bench:
         number = self.items
         return lambda: self.settle(number)
 
+    def overlaps(self, item: Item) -> bool:
+        return not isinstance(item, self.keeps_host)
+
     def settle(self, number: int) -> None:
         self.settled = number
         if "collect" in self.breaks:
@@ -177,6 +182,9 @@ class Bench:
     def worked(self, item: WorkItem, seconds: float) -> None:
         assert seconds >= 0
         self.log.append("worked")
+
+    def committed(self) -> None:
+        assert self.made or self.settled
 
 
 def free(bench: Bench) -> bool:

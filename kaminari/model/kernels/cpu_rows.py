@@ -92,6 +92,33 @@ def gate(x: Tensor, gates: Tensor) -> Tensor:
     return output
 
 
+def greedy(logits: Tensor) -> Tensor:
+    """ids [R] int64 of the largest of logits [R, V], the lowest of equals; -1 in a row that is not finite."""
+    if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
+        raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
+    logits = logits.contiguous()
+    rows, vocab = logits.shape
+    ids = logits.new_empty(rows, dtype=torch.int64)
+    _need().kaminari_greedy(logits.data_ptr(), rows, vocab, ids.data_ptr(), logits.dtype == torch.bfloat16)
+    return ids
+
+
+def leave(table: Tensor, index: Tensor, ids: Tensor) -> None:
+    """table[index] = ids, and 0 where an id is negative: all int64, of lengths [N], [R] and [R].
+
+    Raises ValueError for an index that is none.
+    """
+    for each in (table, index, ids):
+        if not indexes(each) or each.dim() != 1:
+            raise ValueError(f"no kernel for {each.dtype} {tuple(each.shape)} on {each.device}")
+    if not table.is_contiguous() or index.shape != ids.shape:
+        raise ValueError(f"{ids.shape[0]} ids for {index.shape[0]} places")
+    index, ids = index.contiguous(), ids.contiguous()
+    rows = index.shape[0]
+    if _need().kaminari_leave(table.data_ptr(), table.shape[0], index.data_ptr(), ids.data_ptr(), rows):
+        raise ValueError(f"places {index.tolist()} are not among {table.shape[0]}")
+
+
 def turns(positions: Tensor, axes: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor] | None:
     """What positions turn by: cosines and sines, each [T, 1, 2 * N] with both halves alike.
 
