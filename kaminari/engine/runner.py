@@ -249,7 +249,7 @@ class Runner:
             places = self._tensor([numbers[row] for row in rows])
         jobs = [self._jobs[row.job] for row in rows]
         if undrawn.likeliest is None or not all(job.plain for job in jobs):
-            return self._sample(undrawn.logits, rows, jobs, places)
+            return self._sample(undrawn, rows, jobs, places)
         self._clock.lap("prepare")
         self._join()
         drawn = Drawn(rows, undrawn.likeliest if places is None else pick(undrawn.likeliest, places))
@@ -258,7 +258,7 @@ class Runner:
 
     def _sample(
         self,
-        logits: Tensor,
+        undrawn: Undrawn,
         rows: tuple[DrawRow, ...],
         jobs: Sequence[_RunnerJob],
         places: Tensor | None,
@@ -280,8 +280,13 @@ class Runner:
         top = min(max(asked, default=0), self.model.vocab_size)
         self._clock.lap("prepare")
         self._join()
-        logits = logits if places is None else logits.index_select(0, places)
-        sampled = sample(logits, params, mask, noise, edits, logprobs=bool(asked), top=top)
+        logits, likeliest = undrawn.logits, undrawn.likeliest
+        if places is not None:
+            logits = logits.index_select(0, places)
+            likeliest = None if likeliest is None else likeliest.index_select(0, places)
+        sampled = sample(
+            logits, params, mask, noise, edits, likeliest=likeliest, logprobs=bool(asked), top=top
+        )
         self._logits.record(slots, index, sampled.ids)
         self._last_tokens.index_copy_(0, index, sampled.ids)
         drawn = Drawn(rows, sampled, tops)

@@ -42,7 +42,7 @@ def pick(table: Tensor, index: Tensor) -> Tensor:
     index = index.contiguous()
     output = table.new_empty((index.shape[0], *table.shape[1:]))
     line = table[:1].numel() * table.element_size()
-    if _need().kaminari_pick(
+    if need().kaminari_pick(
         table.data_ptr(), table.shape[0], line, index.data_ptr(), output.data_ptr(), index.shape[0]
     ):
         raise ValueError(f"lines {index.tolist()} are not among {table.shape[0]}")
@@ -55,7 +55,7 @@ def narrow(x: Tensor) -> Tensor:
         raise ValueError(f"no kernel for {x.dtype} {tuple(x.shape)} on {x.device}")
     x = x.contiguous()
     output = x.new_empty(x.shape, dtype=torch.int32)
-    _need().kaminari_narrow(x.data_ptr(), output.data_ptr(), x.shape[0])
+    need().kaminari_narrow(x.data_ptr(), output.data_ptr(), x.shape[0])
     return output
 
 
@@ -65,7 +65,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
         raise ValueError(f"no kernel for {x.dtype} {tuple(x.shape)} and {y.dtype} {tuple(y.shape)}")
     x, y = x.contiguous(), y.contiguous()
     output = x.new_empty(x.shape)
-    _need().kaminari_add(x.data_ptr(), y.data_ptr(), output.data_ptr(), x.numel(), x.dtype == torch.bfloat16)
+    need().kaminari_add(x.data_ptr(), y.data_ptr(), output.data_ptr(), x.numel(), x.dtype == torch.bfloat16)
     return output
 
 
@@ -78,7 +78,7 @@ def gate(x: Tensor, gates: Tensor) -> Tensor:
     x = x.contiguous()
     tokens, heads, head_dim = x.shape
     output = x.new_empty(x.shape)
-    _need().kaminari_gate(
+    need().kaminari_gate(
         x.data_ptr(),
         gates.data_ptr(),
         gates.stride(0),
@@ -90,33 +90,6 @@ def gate(x: Tensor, gates: Tensor) -> Tensor:
         x.dtype == torch.bfloat16,
     )
     return output
-
-
-def greedy(logits: Tensor) -> Tensor:
-    """ids [R] int64 of the largest of logits [R, V], the lowest of equals; -1 in a row that is not finite."""
-    if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
-        raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
-    logits = logits.contiguous()
-    rows, vocab = logits.shape
-    ids = logits.new_empty(rows, dtype=torch.int64)
-    _need().kaminari_greedy(logits.data_ptr(), rows, vocab, ids.data_ptr(), logits.dtype == torch.bfloat16)
-    return ids
-
-
-def leave(table: Tensor, index: Tensor, ids: Tensor) -> None:
-    """table[index] = ids, and 0 where an id is negative: all int64, of lengths [N], [R] and [R].
-
-    Raises ValueError for an index that is none.
-    """
-    for each in (table, index, ids):
-        if not indexes(each) or each.dim() != 1:
-            raise ValueError(f"no kernel for {each.dtype} {tuple(each.shape)} on {each.device}")
-    if not table.is_contiguous() or index.shape != ids.shape:
-        raise ValueError(f"{ids.shape[0]} ids for {index.shape[0]} places")
-    index, ids = index.contiguous(), ids.contiguous()
-    rows = index.shape[0]
-    if _need().kaminari_leave(table.data_ptr(), table.shape[0], index.data_ptr(), ids.data_ptr(), rows):
-        raise ValueError(f"places {index.tolist()} are not among {table.shape[0]}")
 
 
 def turns(positions: Tensor, axes: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -138,7 +111,7 @@ def turns(positions: Tensor, axes: Tensor, cosines: Tensor, sines: Tensor) -> tu
         raise ValueError("axes and tables lie one behind the other")
     tokens = positions.shape[1]
     cos, sin = (cosines.new_empty((tokens, 1, 2 * count)) for _ in range(2))
-    failure = _need().kaminari_turns(
+    failure = need().kaminari_turns(
         positions.data_ptr(),
         positions.stride(0),
         positions.stride(1),
@@ -167,12 +140,13 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     for part in parts:
         part = part.contiguous()
         width = part.shape[1] * part.element_size()
-        _need().kaminari_place(part.data_ptr(), width, place, stride, rows)
+        need().kaminari_place(part.data_ptr(), width, place, stride, rows)
         place += width
     return output
 
 
-def _need() -> CDLL:
+def need() -> CDLL:
+    """The library. Raises ValueError where there is none."""
     library = native_kernels().library
     if library is None:
         raise ValueError("the native kernels are not built")

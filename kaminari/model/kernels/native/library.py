@@ -35,6 +35,12 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_greedy": ((POINTER, COUNT, COUNT, POINTER, FLAG), None),
     # table, lines, index, ids, rows
     "kaminari_leave": ((POINTER, COUNT, POINTER, POINTER, COUNT), FLAG),
+    # logits, rows, vocabulary, temperatures, weights, whether bfloat16
+    "kaminari_weigh": ((POINTER, COUNT, COUNT, POINTER, POINTER, FLAG), None),
+    # weights, rows, vocabulary, top_k, top_p, the least weight
+    "kaminari_keep": ((POINTER, COUNT, COUNT, *(POINTER,) * 3), FLAG),
+    # weights, rows, vocabulary, noise, ids
+    "kaminari_draw": ((POINTER, COUNT, COUNT, POINTER, POINTER), None),
     # x, y, out, count, whether bfloat16
     "kaminari_add": ((*(POINTER,) * 3, COUNT, FLAG), None),
     # x, gates, strides of tokens and heads, out; tokens, heads, dim; whether bfloat16
