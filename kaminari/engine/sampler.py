@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kaminari.engine.logit_edits import LogitEdits, bar, edit
 from kaminari.engine.sampling_table import SamplingTensors
-from kaminari.model.kernels import cpu_sampling
+from kaminari.model.kernels import cpu_rows, cpu_sampling
 from kaminari.model.operators import greedy
 
 WEIGHT_BITS = 42
@@ -125,22 +125,25 @@ def filtered_weights(logits: Tensor, params: SamplingTensors) -> Tensor:
     The weights of a greedy row, or of one that holds a NaN, mean nothing.
     """
     lightest = (params.min_p * _HEAVIEST).ceil().long()
-    if cpu_sampling.fits(logits):
+    if cpu_rows.fits(logits):
         weights = cpu_sampling.weigh(logits, params.temperature)
         return cpu_sampling.keep(weights, params.top_k, params.top_p, lightest)
-    # A greedy row's temperature is 0; any other number keeps its unused weights free of a division by zero.
-    temperature = params.temperature.masked_fill(params.temperature == 0, 1.0).float()
-    logits = logits.float()
-    # The maximum is taken off before the division, which could overflow before it.
-    shifted = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
-    # Where the maximum is NaN or infinite, so may be the difference, and NaN has no integer.
-    weights = shifted.exp_().nan_to_num_(0.0).mul_(_HEAVIEST).long()
+    weights = _weights(logits.float(), params.temperature)
     too_light = weights < lightest[:, None]
     if params.sort_width:
         ids = torch.arange(weights.shape[-1], device=weights.device)
         keys = (weights << ID_BITS) + (MAX_VOCAB - 1 - ids)
         too_light |= keys < _cutoff(keys, params)
     return weights.masked_fill_(too_light, 0)
+
+
+def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    # A greedy row's temperature is 0; any other number keeps its unused weights free of a division by zero.
+    temperature = temperature.masked_fill(temperature == 0, 1.0).float()
+    # The maximum is taken off before the division, which could overflow before it.
+    shifted = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    # Where the maximum is NaN or infinite, so may be the difference, and NaN has no integer.
+    return shifted.exp_().nan_to_num_(0.0).mul_(_HEAVIEST).long()
 
 
 def _cutoff(keys: Tensor, params: SamplingTensors) -> Tensor:
@@ -165,7 +168,7 @@ def _cutoff(keys: Tensor, params: SamplingTensors) -> Tensor:
 
 def _draw(weights: Tensor, noise: Tensor) -> Tensor:
     """Return the first id [R] whose cumulative weight exceeds noise * total; it never has weight zero."""
-    if cpu_sampling.indexes(weights):
+    if cpu_rows.indexes(weights):
         return cpu_sampling.draw(weights, noise)
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1]

@@ -215,6 +215,21 @@ def test_two_deep_the_next_item_is_launched_first_and_drawn_after_the_commit() -
     assert free(bench)
 
 
+def test_two_deep_an_item_that_keeps_the_host_is_alone() -> None:
+    """Else tokens that are there would wait for a whole chunk."""
+    bench = Bench(2, depth=2, keeps_host=(PrefillChunk, EncodePicture))
+    bench.add(1, tokens=2, most=9)
+    bench.step(2)
+    assert bench.log == [*("launch 1", "draw 1", "settle 1", "worked", "commit 1.0[0]"), "launch 2", "draw 2"]
+    bench.add(2, tokens=6, most=9)
+    bench.step(2)
+    assert bench.log[7:] == [
+        *("settle 2", "commit 1.0[1]", "launch 3", "settle 3", "worked", "launch 4", "draw 4"),
+        *("settle 4", "commit 1.0[2]", "launch 5", "draw 5", "settle 5", "worked", "commit 2.0[0]"),
+        *("launch 6", "draw 6"),
+    ]
+
+
 def test_items_without_tokens_are_waited_for_too() -> None:
     """Else a long prompt would be launched whole, and who comes after it would wait for all of it."""
     bench = Bench(1, depth=2)

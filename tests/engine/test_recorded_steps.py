@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from kaminari.engine import step_graphs
+from kaminari.engine.events import Failed
+from kaminari.engine.loop import FAULT, NOT_FINITE
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.runner import Runner
@@ -19,7 +21,8 @@ from kaminari.engine.scheduler import DecodeRow, PrefillChunk
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.native.build import allow_native, native_kernels
 from kaminari.model.packs.writing import Recipe
-from tests.engine.harness import cache_tensors, hand_loop, poison
+from tests.engine import harness
+from tests.engine.harness import HandLoop, cache_tensors, hand_loop, poison, quiet
 from tests.model.packs.packs import INT4, INT8_HEAD, load_packed, pack_of, reopened
 from tests.model.steps import CPU
 
@@ -220,6 +223,7 @@ def test_a_token_that_is_none_is_an_error_and_the_next_step_is_not(tiny_checkpoi
     assert torch.equal(rows.step(1), other.step(1))
 
 
+@pytest.mark.usefixtures("depth")
 def test_an_engine_with_recorded_steps_answers_as_one_without(
     checkpoint: Callable[[str], Path],
 ) -> None:
@@ -248,3 +252,79 @@ def test_an_engine_with_recorded_steps_answers_as_one_without(
         return [one.token_ids() for one in (asked[0], *asked[2:])]
 
     assert tokens(True) == tokens(False)
+
+
+def recorded_loop(folder: Path) -> HandLoop:
+    engine = hand_loop(folder, slots=3)
+    with torch.inference_mode():
+        engine.loop.runner.warm_up()
+    assert 3 in engine.loop.runner._graphs
+    return engine
+
+
+@pytest.mark.usefixtures("depth")
+def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(
+    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = recorded_loop(tiny_checkpoint)
+    whole = engine.submit(prompt(5, 40))
+    engine.run()
+    struck = [engine.submit(prompt(seed, 10 + seed)) for seed in (1, 2)]
+    engine.step(5)
+    waiting = engine.submit(prompt(5, 40))
+    with torch.inference_mode():
+        engine.loop.runner._last_tokens.fill_(10**9)
+    engine.step(1)
+    engine.run()
+    for one in struck:
+        one.drain()
+        assert one.events[-1] == Failed(FAULT)
+    assert "kaminari_pick: the step's rows do not fit" in caplog.text
+    assert waiting.token_ids() == whole.token_ids()
+    assert engine.is_clean()
+    assert all(tensor.isfinite().all() for tensor in cache_tensors(engine.loop.runner.cache))
+
+
+def test_a_row_that_fails_is_scrubbed_once_the_step_beside_it_is_over(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At depth 2 the next step, with the same row, runs already when a token turns out to be none."""
+    monkeypatch.setattr(harness, "DEPTH", 2)
+    alone = recorded_loop(tiny_checkpoint)
+    expected = alone.submit(prompt(2, 30))
+    alone.run()
+    engine = recorded_loop(tiny_checkpoint)
+    struck, neighbour = engine.submit(prompt(1, 20)), engine.submit(prompt(2, 30))
+    engine.step(4)
+    slot = next(slot for slot, owner in engine.loop.scheduler.slots.owners() if owner.job == struck.id)
+    poison(engine.loop.runner.cache, [slot])
+    with quiet("kaminari.engine"):
+        engine.step(2)
+    struck.drain()
+    assert struck.events[-1] == Failed(NOT_FINITE)
+    assert all(not tensor[slot].any() for tensor in cache_tensors(engine.loop.runner.cache))
+    engine.run()
+    assert neighbour.token_ids() == expected.token_ids()
+    assert engine.is_clean()
+
+
+def test_a_step_whose_rows_all_end_meanwhile_is_waited_for(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "DEPTH", 2)
+    engine = recorded_loop(tiny_checkpoint)
+    first = engine.submit(prompt(1, 20))
+    engine.run()
+    stop = first.token_ids()[3]
+    begin = first.token_ids().index(stop)
+    ended = engine.submit(prompt(1, 20), SamplingParams(temperature=0, stop_token_ids=(stop,), max_tokens=50))
+    engine.run()
+    assert ended.token_ids() == first.token_ids()[: begin + 1]
+    again = engine.submit(prompt(1, 20))
+    engine.run()
+    assert again.token_ids() == first.token_ids()
+
+
+def prompt(seed: int, length: int) -> PreparedPrompt:
+    ids = np.random.default_rng(seed).integers(0, VOCAB, length)
+    return PreparedPrompt(tuple(int(token) for token in ids), np.tile(np.arange(length), (3, 1)), 0)

@@ -1,7 +1,8 @@
 """What rows draw, on a CPU: the C++ of `native/sampling.cpp`, for torch tensors.
 
-The numbers are those of `kaminari.engine.sampler`; behind the exponential they are whole, and equal to torch's bit
-for bit. A row's result is the same whatever the other rows are. This module never chooses where it is used.
+The numbers are those of `kaminari.engine.sampler`; behind the exponential they are whole, and torch's own
+bit for bit. A row's result is the same whatever the other rows are. This module never chooses where it is
+used.
 """
 
 from __future__ import annotations

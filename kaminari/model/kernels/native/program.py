@@ -148,7 +148,7 @@ class Worker:
         self._running = program
 
     def wait(self) -> float:
-        """Wait for the program that was begun, if one was. Returns the seconds that it ran; raises as `run`."""
+        """Wait for the program that was begun, if any; returns the seconds that it ran. Raises as `run`."""
         program, self._running = self._running, None
         if program is None:
             return 0.0
