@@ -1,9 +1,9 @@
 """The decode step, captured once per number of rows and replayed: one call instead of hundreds.
 
 A captured step reads its tokens, slots, lengths and positions from tensors that stay where they are, so all
-that a step needs from the host is one small copy. There is a graph for every number of rows from 1 to
-`MOST_ROWS`, and no padding: a row of a replayed step is computed as in a step of that many rows. Steps with
-more rows run as they would without graphs.
+that a step needs from the host is one small copy. There is a graph for every number of rows from 1 to the
+recorder's `most_rows`, and no padding: a row of a replayed step is computed as in a step of that many rows.
+Steps with more rows run as they would without graphs.
 
 On CUDA a capture is a graph (`kaminari.model.attention.captures` says where there is one), on a CPU a program
 of native calls. What is captured must take nothing from the host but shapes. Each capture keeps its logits to
@@ -22,16 +22,20 @@ from torch import Tensor
 
 from kaminari.model.attention import captures
 from kaminari.model.cache import SlotCache
+from kaminari.model.kernels.cpu_linear import BFLOAT_ROWS
 from kaminari.model.kernels.native.build import native_kernels
 from kaminari.model.kernels.native.program import Recording, Unrecordable
 
 log = logging.getLogger("kaminari.engine")
 
-MOST_ROWS = 16
-
 
 class Recorder(Protocol):
-    """What turns a function of fixed tensors into a replay of it: CUDA, the native kernels, or a fake."""
+    """What turns a function of fixed tensors into a replay of it: CUDA, the native kernels, or a fake.
+
+    most_rows:  of a step that is worth recording
+    """
+
+    most_rows: int
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Record `step`. The replay returns the same tensor each time, filled anew.
@@ -51,6 +55,8 @@ def recorder_for(cache: SlotCache, device: torch.device) -> Recorder | None:
 
 class CudaRecorder:
     """Records by CUDA graphs, into one pool of memory."""
+
+    most_rows = 16
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -78,6 +84,8 @@ class CudaRecorder:
 
 class ProgramRecorder:
     """Records the native calls of a step, without making them, as a program with memory of its own."""
+
+    most_rows = BFLOAT_ROWS
 
     def __init__(self, library: CDLL) -> None:
         self._library = library
@@ -118,7 +126,7 @@ class StepGraphs:
         The slots are claimed anew, and a token may be written into each. A step that cannot be captured is
         logged, and it and all smaller ones run uncaptured.
         """
-        for rows in range(min(cache.slots, MOST_ROWS), 0, -1):
+        for rows in range(min(cache.slots, recorder.most_rows), 0, -1):
             for slot in range(rows):
                 cache.claim(slot)
             layout = torch.stack(
