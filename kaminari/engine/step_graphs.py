@@ -1,9 +1,9 @@
 """The decode step, captured once per number of rows and replayed: one call instead of hundreds.
 
 A captured step reads its tokens, slots, lengths and positions from tensors that stay where they are, so all
-that a step needs from the host is one small copy. There is a graph for every number of rows from 1 to
-`MOST_ROWS`, and no padding: a row of a replayed step is computed as in a step of that many rows. Steps with
-more rows run as they would without graphs.
+that a step needs from the host is one small copy. There is a graph for every number of rows from 1 to the
+recorder's `most_rows`, and no padding: a row of a replayed step is computed as in a step of that many rows.
+Steps with more rows run as they would without graphs.
 
 On CUDA a capture is a graph (`kaminari.model.attention.captures` says where there is one), on a CPU a program
 of native calls. What is captured must take nothing from the host but shapes. Each capture keeps its logits to
@@ -22,19 +22,22 @@ from torch import Tensor
 
 from kaminari.model.attention import captures
 from kaminari.model.cache import SlotCache
+from kaminari.model.kernels.cpu_linear import BFLOAT_ROWS
 from kaminari.model.kernels.native.build import native_kernels
 from kaminari.model.kernels.native.program import Recording, Unrecordable, Worker
 
 log = logging.getLogger("kaminari.engine")
 
-MOST_ROWS = 16
-
-
 Tensors = tuple[Tensor, ...]
 
 
 class Recorder(Protocol):
-    """What turns a function of fixed tensors into a replay of it: CUDA, the native kernels, or a fake."""
+    """What turns a function of fixed tensors into a replay of it: CUDA, the native kernels, or a fake.
+
+    most_rows:  of a step that is worth recording
+    """
+
+    most_rows: int
 
     def record(self, step: Callable[[], Tensors]) -> Callable[[], Tensors]:
         """Record `step`. The replay begins it and returns the same tensors each time, filled anew once it is
@@ -63,6 +66,8 @@ def recorder_for(cache: SlotCache, device: torch.device, overlap: bool) -> Recor
 
 class CudaRecorder:
     """Records by CUDA graphs, into one pool of memory."""
+
+    most_rows = 16
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -98,6 +103,8 @@ class ProgramRecorder:
 
     overlap:  programs run on a thread of their own, and a replay does not wait for its program
     """
+
+    most_rows = BFLOAT_ROWS
 
     def __init__(self, library: CDLL, overlap: bool) -> None:
         self._library = library
@@ -153,7 +160,7 @@ class StepGraphs:
         """
         if self._recorder is None:
             return
-        for rows in range(min(cache.slots, MOST_ROWS), 0, -1):
+        for rows in range(min(cache.slots, self._recorder.most_rows), 0, -1):
             for slot in range(rows):
                 cache.claim(slot)
             layout = torch.stack(

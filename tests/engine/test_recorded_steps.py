@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kaminari.engine import step_graphs
 from kaminari.engine.events import Failed
 from kaminari.engine.loop import FAULT, NOT_FINITE
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.runner import Runner
 from kaminari.engine.scheduler import DecodeRow, PrefillChunk
+from kaminari.engine.step_graphs import ProgramRecorder
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.native.build import allow_native, native_kernels
 from kaminari.model.packs.writing import Recipe
@@ -154,11 +154,33 @@ def test_steps_of_more_rows_than_are_recorded_run_all_the_same(
 ) -> None:
     model = plain(tiny_checkpoint, torch.float32)
     unrecorded = Rows(model, recorded=False)
-    monkeypatch.setattr(step_graphs, "MOST_ROWS", 2)
+    monkeypatch.setattr(ProgramRecorder, "most_rows", 2)
     recorded = Rows(model, recorded=True)
     assert 2 in recorded.runner._graphs
     assert 3 not in recorded.runner._graphs
     assert all(torch.equal(*pair) for pair in zip(script(recorded), script(unrecorded), strict=True))
+
+
+@needs_vectors
+@pytest.mark.parametrize("variant", ["tied-grouped", "minicpm_v"])
+def test_steps_of_many_rows(variant: str, checkpoint: Callable[[str], Path]) -> None:
+    """Up to the last number that is recorded, and unrecorded, a row's logits are those that it has alone."""
+    most = ProgramRecorder.most_rows
+    model = plain(checkpoint(variant), torch.bfloat16)
+    recorded, unrecorded = (Rows(model, recorded=each, slots=most + 1) for each in (True, False))
+    assert most in recorded.runner._graphs
+    assert most + 1 not in recorded.runner._graphs
+    alone = Rows(model, recorded=False, slots=1)
+    alone.begin(0, slot=0, length=1)
+    for rows in (recorded, unrecorded):
+        for job in range(most + 1):
+            rows.begin(job, slot=most - job, length=1 + 7 * job)
+    for count in (17, most - 1, most, most + 1):
+        jobs = range(count)
+        found, expected = recorded.step(*jobs), unrecorded.step(*jobs)
+        assert torch.equal(found, expected), count
+        if count <= most:
+            assert torch.equal(found[0], alone.step(0)[0]), count
 
 
 def test_logits_stay_until_as_many_rows_run_again(tiny_checkpoint: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kaminari.engine import step_graphs
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.scheduler import DecodeRow
@@ -30,8 +29,9 @@ class Replays:
     """A recorder for any device: a replay runs the step again, with nothing from the host but what it had
     when it was recorded, into the tensor that it returned then."""
 
-    def __init__(self, most: int = 99) -> None:
+    def __init__(self, most: int = 99, most_rows: int = 16) -> None:
         self.most = most
+        self.most_rows = most_rows
         self.recorded: list[int] = []
         self.replayed: list[int] = []
 
@@ -99,11 +99,8 @@ def test_replayed_steps_draw_the_same_tokens(tiny_checkpoint: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_device_lengths")
-def test_a_step_that_was_not_captured_runs_all_the_same(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_graphs, "MOST_ROWS", 2)
-    recorder = Replays()
+def test_a_step_that_was_not_captured_runs_all_the_same(tiny_checkpoint: Path) -> None:
+    recorder = Replays(most_rows=2)
     engine = warm(tiny_checkpoint, recorder)
     assert recorder.recorded == [2, 1]
     assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
