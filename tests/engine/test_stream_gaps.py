@@ -42,7 +42,7 @@ def tokens(running: Running) -> int:
     return sum(len(event.token_ids) for event in running.drain() if isinstance(event, Delta))
 
 
-@pytest.mark.usefixtures("depth")
+@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("seed", range(3))
 def test_every_tick_brings_each_stream_a_token_and_runs_at_most_one_item(
     seed: int, tiny_checkpoint: Path
