@@ -19,6 +19,8 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_threads": ((), FLAG),
     # words, how many, where the place of a failed call goes
     "kaminari_run": ((POINTER, COUNT, POINTER), FLAG),
+    # where the clock's nanoseconds go
+    "kaminari_stamp": ((POINTER,), None),
     # table, lines, bytes, index, out, rows
     "kaminari_pick": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), FLAG),
     # from, bytes, to, stride, rows
