@@ -99,6 +99,34 @@ def test_shares_have_a_table_of_their_own() -> None:
     assert table.rows == (("batch 1", "norms", "1.00 ms", "50.0%"), ("batch 1", "host", "1.00 ms", "50.0%"))
 
 
+def test_a_load_that_was_profiled_has_a_row_of_its_steps() -> None:
+    loads = [{"loop": "closed", "clients": 2}, {"loop": "open", "rate": 3.5}]
+    profiled = {
+        "rows_per_step": 1.5,
+        "device_seconds_per_step": 2e-3,
+        "host_seconds_per_step": 1e-3,
+        "host_seconds_per_row": 1e-3 / 1.5,
+    }
+    figures = [
+        Figure(
+            entrant=OURS,
+            case=case,
+            seconds=Spread.of([1.0]),
+            values={"tokens_per_second": 1.0, "pictures_per_second": 0.0, "client_cores": 0.1, **more},
+        )
+        for case, more in zip(loads, (profiled, {}), strict=True)
+    ]
+    shares = tuple(
+        Share(case=loads[0], component=name, seconds=seconds)
+        for name, seconds in (("forward", 2e-3), ("elsewhere", 1e-3))
+    )
+    _, table = tables(result_of(*figures, suite="serve", shares=shares))
+    assert table.headers == ("load", "rows", "a step", "device", "host", "host a row", "forward", "elsewhere")
+    assert table.rows == (
+        ("2 clients", "1.50", "3.00 ms", "2.00 ms", "1.00 ms", "667 µs", "2.00 ms", "1.00 ms"),
+    )
+
+
 @pytest.mark.parametrize(
     ("seconds", "spelled"),
     [

@@ -53,7 +53,7 @@ def test_what_a_decode_step_calls_may_be_recorded_and_packing_may_not() -> None:
     assert recordable >= {
         *(f"kaminari_{kind}_linear" for kind in ("float", "bfloat", "int8", "int4")),
         *(f"kaminari_{name}" for name in ("attend", "delta_step", "rms_norm", "turn", "swiglu")),
-        *(f"kaminari_{name}" for name in ("pick", "place", "narrow", "add", "gate", "turns")),
+        *(f"kaminari_{name}" for name in ("pick", "place", "narrow", "add", "gate", "turns", "stamp")),
         *(f"kaminari_{name}" for name in ("greedy", "leave")),
     }
     assert not any(name.endswith(("_pack", "_bytes", "_run", "_threads")) for name in recordable)

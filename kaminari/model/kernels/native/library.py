@@ -25,6 +25,8 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_worker_start": ((POINTER, POINTER, COUNT), None),
     # worker, where the place of a failed call and the nanoseconds go
     "kaminari_worker_wait": ((POINTER, POINTER, POINTER), FLAG),
+    # where the clock's nanoseconds go
+    "kaminari_stamp": ((POINTER,), None),
     # table, lines, bytes, index, out, rows
     "kaminari_pick": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), FLAG),
     # from, bytes, to, stride, rows
