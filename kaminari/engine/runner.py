@@ -308,7 +308,8 @@ class Runner:
     def _wait(self) -> None:
         """See that no step runs any more; what went wrong in it is kept for whoever draws from it."""
         try:
-            self._clock.add("forward", self._graphs.wait())
+            if seconds := self._graphs.wait():
+                self._clock.add("forward", seconds)
         except (MemoryError, ValueError) as fault:
             self._fault = fault
 

@@ -73,7 +73,7 @@ def test_rows_and_threads_take_turns_for_the_whole_time(
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))  # a second a look at the clock
     asked = wanted(tiny_checkpoint)
     asked = asked.model_copy(update={"engine": asked.engine.model_copy(update={"threads": 2})})
-    found = {(rate.rows, rate.threads): rate for rate in measure(asked, "none", 500, lambda _: None)}
+    found = {(rate.rows, rate.threads): rate for rate in measure(asked, "none", 1000, lambda _: None)}
     assert [each.usual for each in found.values()] == [number == 2 for _, number in found]
     visits = steps[:: FEWEST_STEPS + 1]
     first = [(rows, threads) for rows in (4, 2, 1) for threads in (1, 2)]

@@ -21,8 +21,7 @@ from kaminari.engine.step_graphs import ProgramRecorder
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.native.build import allow_native, native_kernels
 from kaminari.model.packs.writing import Recipe
-from tests.engine import harness
-from tests.engine.harness import HandLoop, cache_tensors, hand_loop, poison, quiet
+from tests.engine.harness import HandLoop, Mode, cache_tensors, hand_loop, poison, quiet
 from tests.model.packs.packs import INT4, INT8_HEAD, load_packed, pack_of, reopened
 from tests.model.steps import CPU
 
@@ -276,19 +275,17 @@ def test_an_engine_with_recorded_steps_answers_as_one_without(
     assert tokens(True) == tokens(False)
 
 
-def recorded_loop(folder: Path) -> HandLoop:
-    engine = hand_loop(folder, slots=3)
-    with torch.inference_mode():
-        engine.loop.runner.warm_up()
+def recorded_loop(folder: Path, depth: int = 2) -> HandLoop:
+    engine = hand_loop(folder, slots=3, mode=Mode(depth, captured=True))
     assert 3 in engine.loop.runner._graphs
     return engine
 
 
-@pytest.mark.usefixtures("depth")
+@pytest.mark.parametrize("depth", [1, 2])
 def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(
-    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+    depth: int, tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = recorded_loop(tiny_checkpoint)
+    engine = recorded_loop(tiny_checkpoint, depth)
     whole = engine.submit(prompt(5, 40))
     engine.run()
     struck = [engine.submit(prompt(seed, 10 + seed)) for seed in (1, 2)]
@@ -308,10 +305,9 @@ def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(
 
 
 def test_a_row_that_fails_is_scrubbed_once_the_step_beside_it_is_over(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path,
 ) -> None:
     """At depth 2 the next step, with the same row, runs already when a token turns out to be none."""
-    monkeypatch.setattr(harness, "DEPTH", 2)
     alone = recorded_loop(tiny_checkpoint)
     expected = alone.submit(prompt(2, 30))
     alone.run()
@@ -330,10 +326,7 @@ def test_a_row_that_fails_is_scrubbed_once_the_step_beside_it_is_over(
     assert engine.is_clean()
 
 
-def test_a_step_whose_rows_all_end_meanwhile_is_waited_for(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(harness, "DEPTH", 2)
+def test_a_step_whose_rows_all_end_meanwhile_is_waited_for(tiny_checkpoint: Path) -> None:
     engine = recorded_loop(tiny_checkpoint)
     first = engine.submit(prompt(1, 20))
     engine.run()
