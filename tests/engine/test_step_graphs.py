@@ -119,25 +119,25 @@ def test_replayed_steps_draw_the_same_tokens(variant: str, checkpoint: Callable[
 
 @pytest.mark.usefixtures("on_device_lengths")
 def test_a_step_that_was_not_captured_runs_all_the_same(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_graphs, "MOST_ROWS", 2)
     recorder = Replays()
-    engine = warm(tiny_checkpoint, recorder)
+    engine = warm(checkpoint("qwen3_5"), recorder)
     assert recorder.recorded == [2, 1]
-    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert tokens_of(engine) == tokens_of(warm(checkpoint("qwen3_5"), None))
     assert set(recorder.replayed) == {1, 2}
 
 
 @pytest.mark.usefixtures("on_device_lengths")
 def test_a_capture_that_fails_is_logged_and_nothing_is_captured(
-    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+    checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Replays(most=2)
     with caplog.at_level(logging.WARNING):
-        engine = warm(tiny_checkpoint, recorder)
+        engine = warm(checkpoint("qwen3_5"), recorder)
     assert "decode steps of 3 rows and fewer run uncaptured" in caplog.text
-    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert tokens_of(engine) == tokens_of(warm(checkpoint("qwen3_5"), None))
     assert recorder.replayed == []
 
 
