@@ -238,6 +238,8 @@ class Runner:
         every row is as long as a slot. On a CPU the rows are what they are while they are captured."""
         rows = layout.shape[1]
         length = self.cache.capacity if self._device.type == "cuda" else 1
+        for slot in range(rows):
+            self.cache.assume(slot, length - 1)
         return self._step(layout, RowLengths(tuple(range(rows)), (1,) * rows, (length,) * rows))
 
     def draw(self, undrawn: Undrawn, rows: Sequence[DrawRow]) -> Drawn:

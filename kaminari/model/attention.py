@@ -22,6 +22,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import AttentionKV, SlotCache
+from kaminari.model.delta_state import GatedDeltaState
 from kaminari.model.fused_attention import fused_attention
 from kaminari.model.kernels import cpu_attention
 from kaminari.model.row_attention import AttendRow, HeadSizes, RowAttention, first_right, try_step
@@ -59,12 +60,16 @@ def captures(cache: SlotCache) -> bool:
     """Whether a step of one token per row takes its slots and lengths from the device alone.
 
     Then it can be captured and replayed for other slots and lengths, up to the `kv_lens` of the host's copy.
+    Delta nets always do.
     """
     return all(
-        isinstance(layer, AttentionKV)
-        and (kernels := _triton_kernels(layer.keys.device.type)) is not None
-        and kernels.fits(layer.keys[0], 1)
-        and not _step_fault(layer)
+        isinstance(layer, GatedDeltaState)
+        or (
+            isinstance(layer, AttentionKV)
+            and (kernels := _triton_kernels(layer.keys.device.type)) is not None
+            and kernels.fits(layer.keys[0], 1)
+            and not _step_fault(layer)
+        )
         for layer in cache.layers
     )
 

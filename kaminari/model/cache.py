@@ -64,6 +64,11 @@ class LayerState(ABC):
         """Count one token of each slot, which a captured step has run in place."""
 
     @abstractmethod
+    def assume(self, slot: int, length: int) -> None:
+        """Take the slot to stand after `length` tokens, whatever it holds: a step is captured on slots that
+        nobody owns. They have to be claimed afterwards."""
+
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all tensors."""
 
@@ -146,6 +151,12 @@ class SlotCache:
         for layer in self.layers:
             layer.advance(slots)
 
+    def assume(self, slot: int, length: int) -> None:
+        """As of every layer."""
+        self._check(slot, length)
+        for layer in self.layers:
+            layer.assume(slot, length)
+
     def nbytes(self) -> int:
         return sum(layer.nbytes() for layer in self.layers)
 
@@ -225,6 +236,9 @@ class AttentionKV(LayerState):
 
     def advance(self, slots: Sequence[int]) -> None:
         """Do nothing: it keeps no lengths."""
+
+    def assume(self, slot: int, length: int) -> None:
+        """Do nothing, as for `advance`."""
 
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes

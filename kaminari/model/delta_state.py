@@ -52,6 +52,7 @@ class GatedDeltaState(LayerState):
         self.state = torch.zeros((slots, heads, key_dim, value_dim), device=device, dtype=torch.float32)
         self.tail = torch.zeros((slots, kernel - 1, channels), device=device, dtype=dtype)
         self._chunk_form = chunk_form(device, dtype)
+        self._in_place = device.type == "cpu"
         self._lengths = [0] * slots
         self._drafts: dict[int, _Draft] = {}
 
@@ -168,10 +169,11 @@ class GatedDeltaState(LayerState):
         index:      [R] int64, the slots on the device
         convolved:  [R, 1, channels]
 
-        Slots that follow one another are worked on where they lie; others by a copy there and back.
+        On a CPU slots that follow one another are worked on where they lie. All others take a copy there and
+        back, of which nothing depends on the host's copy of their numbers: such a step can be captured.
         """
         first = slots[0]
-        if list(slots) == list(range(first, first + len(slots))):
+        if self._in_place and list(slots) == list(range(first, first + len(slots))):
             output = recurrent_step(inputs, self.state[first : first + len(slots)])
         else:
             states = self.state.index_select(0, index)
@@ -185,6 +187,9 @@ class GatedDeltaState(LayerState):
         """Count so many tokens of each slot, which a kernel has run in place on `state` and `tail`."""
         for slot in slots:
             self._lengths[slot] += tokens
+
+    def assume(self, slot: int, length: int) -> None:
+        self._lengths[slot] = length
 
     def drafts(self, rows: RowLengths) -> bool:
         """Whether any row of a step is a draft."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from kaminari.config.folders import CODE_CACHE
 from kaminari.engine.pipeline import MAX_DEPTH
 from tests.engine import harness
 from tests.engine.harness import MODES, Mode
+from tests.engine.prompts import PROMPTS, Answers, golden_answer
+from tests.reference import Reference
 
 MODELS = 64
 """Graphs of a layer's part that a session of tests may compile: one or two for every tiny checkpoint."""
@@ -51,3 +54,11 @@ def compiling(code_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv(CODE_CACHE, str(code_cache))
     with torch._dynamo.config.patch(recompile_limit=MODELS):
         yield
+
+
+@pytest.fixture(scope="session")
+def answers(golden: Callable[[str], Reference]) -> Answers:
+    """The reference's greedy answers to every prompt, by variant; made once."""
+    return cache(
+        lambda variant: {name: golden_answer(golden(variant), turns) for name, turns in PROMPTS.items()}
+    )

@@ -39,7 +39,7 @@ from kaminari.engine.prompt import PreparedPrompt
 from kaminari.model.packs.writing import Recipe
 from tests.cases import loading
 from tests.engine.harness import HandLoop, Sabotaged, hand_loop, picture, settings
-from tests.engine.test_loop import PROMPTS, Turns, conversation, golden_answer
+from tests.engine.prompts import PROMPTS, Turns, conversation, golden_answer
 from tests.model.packs.packs import INT4, INT8_HEAD, pack_of
 from tests.reference import NEAR_TIE, Reference, differing_tokens, reference_greedy
 

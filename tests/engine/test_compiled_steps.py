@@ -10,8 +10,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from tests.engine.harness import Mode, hand_loop, poison
-from tests.engine.test_loop import PROMPTS, check, conversation, golden_answer
-from tests.reference import Reference
+from tests.engine.prompts import PROMPTS, Answers, conversation
+from tests.reference import assert_same_tokens
 
 VARIANTS = {"tied-grouped": 2, "qwen3_5": 4}
 """Checkpoints, and the parts that their layers run in."""
@@ -22,7 +22,7 @@ VARIANTS = {"tied-grouped": 2, "qwen3_5": 4}
 def test_compiled_steps_give_the_references_tokens(
     variant: str,
     checkpoint: Callable[[str], Path],
-    golden: Callable[[str], Reference],
+    answers: Answers,
 ) -> None:
     torch.compiler.reset()
     counters.clear()
@@ -34,7 +34,6 @@ def test_compiled_steps_give_the_references_tokens(
     poison(engine.loop.runner.cache)
     running = {name: engine.submit(conversation(turns)) for name, turns in PROMPTS.items()}
     engine.run()
-    expected = {name: golden_answer(golden(variant), turns) for name, turns in PROMPTS.items()}
-    check({name: one.token_ids() for name, one in running.items()}, expected)
+    assert_same_tokens((one.token_ids(), answers(variant)[name]) for name, one in running.items())
     assert counters["stats"]["unique_graphs"] == graphs, "nothing compiles once the engine is warm"
     assert engine.is_clean()

@@ -1,175 +1,21 @@
-"""The loop with a real tiny model: the reference's tokens in every company, and nothing left behind."""
+"""The loop with a real tiny model: events, ends, aborts and faults in every mode, nothing left behind."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from kaminari.engine.conversation import Conversation, Message, PicturePart, Role, TextPart
 from kaminari.engine.errors import EngineFault, RequestError
 from kaminari.engine.events import ChoiceFinished, Delta, Failed, Finished, FinishReason
 from kaminari.engine.params import SamplingParams
-from tests.engine.harness import HandLoop, Mode, Sabotaged, hand_loop, picture, poison, quiet
-from tests.reference import Greedy, Reference, differing_tokens, reference_greedy
+from tests.engine.harness import HandLoop, Mode, Sabotaged, hand_loop, quiet
+from tests.engine.prompts import BAD, PROMPTS, Answers, conversation
+from tests.reference import differing_tokens
 
-VARIANTS = ("tied-grouped", "untied-grouped", "tied-ungrouped", "untied-wide", "sharded")
-TOKENS = 12
 pytestmark = [pytest.mark.on_device, pytest.mark.usefixtures("mode")]
-
-BAD = (
-    Conversation(()),
-    Conversation.ask("word " * 600),
-    Conversation.ask("Read.", b"no picture"),
-    Conversation.ask("Read.", *[picture(256, 256, seed) for seed in range(9)]),
-)
-
-Turns = list[tuple[str, list[str | Image.Image]]]
-
-PROMPTS: dict[str, Turns] = {
-    "text": [("user", ["Hello, who are you?"])],
-    "long text": [("user", ["one two three four five six seven " * 12])],
-    "system": [("system", ["Be brief."]), ("user", ["What is 3+4?"])],
-    "picture": [("user", [picture(96, 64, 1), "What is it?"])],
-    "text around a picture": [("user", ["First: ", picture(70, 130, 2), " and then?"])],
-    "two pictures": [("user", [picture(64, 64, 3), "or", picture(160, 40, 4), "?"])],
-    "picture in an earlier turn": [
-        ("user", [picture(128, 96, 5), "Read."]),
-        ("assistant", ["It says 12."]),
-        ("user", ["Are you sure?"]),
-    ],
-    "big picture": [("user", [picture(256, 256, 6), "Describe."])],
-}
-
-
-def conversation(turns: Turns) -> Conversation:
-    return Conversation(
-        tuple(
-            Message(Role(role), tuple(TextPart(p) if isinstance(p, str) else PicturePart(p) for p in parts))
-            for role, parts in turns
-        )
-    )
-
-
-def golden_answer(reference: Reference, turns: Turns, tokens: int = TOKENS) -> Greedy:
-    images = [part for _, parts in turns for part in parts if not isinstance(part, str)]
-    messages: list[dict[str, Any]] = []
-    for role, parts in turns:
-        content: Any = [
-            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts
-        ]
-        if all(isinstance(part, str) for part in parts):
-            content = "".join(str(part) for part in parts)
-        messages.append({"role": role, "content": content})
-    return reference_greedy(reference, reference.render(messages), images, max_tokens=tokens)
-
-
-@pytest.fixture(scope="module")
-def answers(golden: Callable[[str], Reference]) -> Callable[[str], dict[str, Greedy]]:
-    """The reference's greedy answers to every prompt, by variant; made once."""
-    made: dict[str, dict[str, Greedy]] = {}
-
-    def of(variant: str) -> dict[str, Greedy]:
-        if variant not in made:
-            made[variant] = {name: golden_answer(golden(variant), turns) for name, turns in PROMPTS.items()}
-        return made[variant]
-
-    return of
-
-
-def check(token_ids: dict[str, tuple[int, ...]], expected: dict[str, Greedy]) -> None:
-    wrong = {name: ids for name, ids in token_ids.items() if differing_tokens(ids, expected[name])}
-    assert not wrong
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_alone_each_prompt_gets_the_references_tokens(
-    variant: str, checkpoint: Callable[[str], Path], answers: Callable[[str], dict[str, Greedy]]
-) -> None:
-    engine = hand_loop(checkpoint(variant), slots=1)
-    ours = {}
-    for name, turns in PROMPTS.items():
-        prompt = engine.loaded.frontend.prepare(conversation(turns))
-        assert prompt.token_ids == answers(variant)[name].prompt_ids
-        running = engine.submit(prompt)
-        engine.run()
-        ours[name] = running.token_ids()
-    check(ours, answers(variant))
-    assert engine.is_clean()
-
-
-@pytest.mark.parametrize("slots", [2, 3, 8])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_batches_change_no_token(
-    variant: str,
-    slots: int,
-    checkpoint: Callable[[str], Path],
-    answers: Callable[[str], dict[str, Greedy]],
-) -> None:
-    engine = hand_loop(checkpoint(variant), slots=slots)
-    running = {name: engine.submit(conversation(turns)) for name, turns in PROMPTS.items()}
-    engine.run()
-    check({name: one.token_ids() for name, one in running.items()}, answers(variant))
-    assert engine.is_clean()
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 7, 16, 33, 64, 1000])
-def test_chunks_change_no_token(
-    chunk: int, tiny_checkpoint: Path, answers: Callable[[str], dict[str, Greedy]]
-) -> None:
-    engine = hand_loop(tiny_checkpoint, slots=3, chunk=chunk)
-    running = {name: engine.submit(conversation(turns)) for name, turns in PROMPTS.items()}
-    engine.run()
-    check({name: one.token_ids() for name, one in running.items()}, answers("tied-grouped"))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_joining_and_leaving_mid_way_changes_no_token(
-    seed: int, tiny_checkpoint: Path, answers: Callable[[str], dict[str, Greedy]]
-) -> None:
-    """Requests arrive at random ticks, some are aborted at random ticks, the slots start full of NaN."""
-    rng = random.Random(seed)
-    engine = hand_loop(tiny_checkpoint, slots=rng.randint(2, 5), chunk=rng.randint(3, 40))
-    poison(engine.loop.runner.cache)
-    kept = []
-    for name in rng.choices(list(PROMPTS), k=24):
-        running = engine.submit(conversation(PROMPTS[name]))
-        if rng.random() < 0.3:
-            engine.step(rng.randint(0, 8))
-            running.stream.abort()
-        else:
-            kept.append((name, running))
-        engine.step(rng.randint(0, 10))
-    engine.run()
-    assert len(kept) > 8
-    for name, running in kept:
-        assert not differing_tokens(running.token_ids(), answers("tied-grouped")[name]), name
-    assert engine.is_clean()
-
-
-def test_the_border_falls_on_every_token_of_a_picture(tiny_checkpoint: Path, golden: Any) -> None:
-    """Case pos-chunk-emb: a picture cut by a chunk border takes up its rows where it left them."""
-    engine = hand_loop(tiny_checkpoint, slots=1, chunk=16)
-    for pad in range(18):
-        turns: Turns = [("user", ["x" * pad, picture(96, 96, 7), "Read the number."])]
-        running = engine.submit(conversation(turns))
-        engine.run()
-        assert not differing_tokens(running.token_ids(), golden_answer(golden("tied-grouped"), turns)), pad
-
-
-def test_poison_in_every_slot_changes_nothing(
-    tiny_checkpoint: Path, answers: Callable[[str], dict[str, Greedy]]
-) -> None:
-    engine = hand_loop(tiny_checkpoint, slots=3, chunk=10)
-    for name, turns in PROMPTS.items():
-        poison(engine.loop.runner.cache)
-        running = engine.submit(conversation(turns))
-        engine.run()
-        assert not differing_tokens(running.token_ids(), answers("tied-grouped")[name]), name
 
 
 def test_choices_share_one_prefill_and_greedy_ones_agree(tiny_checkpoint: Path) -> None:
@@ -275,7 +121,7 @@ def failure(running: Any) -> str:
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_nan_ends_its_request_alone_and_is_scrubbed(
-    after: int, sabotaged: tuple[HandLoop, Sabotaged], answers: Callable[[str], dict[str, Greedy]]
+    after: int, sabotaged: tuple[HandLoop, Sabotaged], answers: Answers
 ) -> None:
     engine, model = sabotaged
     victim = engine.submit(conversation(PROMPTS["text"]))
@@ -353,9 +199,7 @@ def test_fail_all_tells_every_reader(tiny_checkpoint: Path) -> None:
     assert engine.is_clean()
 
 
-def test_five_hundred_random_requests(
-    sabotaged: tuple[HandLoop, Sabotaged], answers: Callable[[str], dict[str, Greedy]]
-) -> None:
+def test_five_hundred_random_requests(sabotaged: tuple[HandLoop, Sabotaged], answers: Answers) -> None:
     """Mixed, some aborted, some faulty, some NaN: every slot is free at the end and every answer right."""
     engine, model = sabotaged
     rng = random.Random(500)
@@ -414,9 +258,7 @@ def test_five_hundred_random_requests(
     assert aborted > 30
 
 
-def test_a_fault_in_one_rows_text_is_that_requests_alone(
-    tiny_checkpoint: Path, answers: Callable[[str], dict[str, Greedy]]
-) -> None:
+def test_a_fault_in_one_rows_text_is_that_requests_alone(tiny_checkpoint: Path, answers: Answers) -> None:
     engine = hand_loop(tiny_checkpoint, slots=2)
     victim = engine.submit(conversation(PROMPTS["text"]))
     neighbour = engine.submit(conversation(PROMPTS["picture"]))

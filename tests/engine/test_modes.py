@@ -26,8 +26,8 @@ from tests.engine.harness import (
     poison,
     quiet,
 )
-from tests.engine.test_loop import BAD, PROMPTS, conversation, golden_answer
-from tests.reference import Greedy, Reference, differing_tokens
+from tests.engine.prompts import BAD, PROMPTS, Answers, conversation
+from tests.reference import Greedy, differing_tokens
 
 pytestmark = [
     pytest.mark.on_device,
@@ -59,16 +59,6 @@ ASKED: tuple[tuple[str, SamplingParams, str | None], ...] = (
 
 
 @pytest.fixture(scope="module")
-def answers(golden: Callable[[str], Reference]) -> Callable[[str], dict[str, Greedy]]:
-    """The reference's first tokens after every prompt, by variant; made once."""
-    return cache(
-        lambda variant: {
-            name: golden_answer(golden(variant), turns, TOKENS) for name, turns in PROMPTS.items()
-        }
-    )
-
-
-@pytest.fixture(scope="module")
 def eager_choices(checkpoint: Callable[[str], Path]) -> Callable[[str], list[list[Choice]]]:
     """What eager steps at depth 1 answer to each request that is alone."""
 
@@ -87,6 +77,12 @@ def eager_choices(checkpoint: Callable[[str], Path]) -> Callable[[str], list[lis
 def ask(engine: HandLoop, name: str, params: SamplingParams, pattern: str | None) -> Running:
     form = None if pattern is None else RegexFormat(pattern)
     return engine.submit(Conversation(conversation(PROMPTS[name]).messages, answer_format=form), params)
+
+
+def differs(running: Running, golden: Greedy) -> bool:
+    """Whether an answer of `TOKENS` tokens is another than the reference begins with."""
+    first = Greedy(golden.prompt_ids, golden.token_ids[:TOKENS], golden.gaps[:TOKENS])
+    return bool(differing_tokens(running.token_ids(), first))
 
 
 def compare(found: Choice, expected: Choice) -> None:
@@ -133,7 +129,7 @@ def test_who_leaves_at_any_tick_gives_the_slot_to_the_next_within_one_step_and_n
     name: str,
     mode: Mode,
     checkpoint: Callable[[str], Path],
-    answers: Callable[[str], dict[str, Greedy]],
+    answers: Answers,
 ) -> None:
     engine = hand_loop(checkpoint(variant), slots=2, chunk=20)
     prompts = {each: engine.loaded.frontend.prepare(conversation(PROMPTS[each])) for each in PROMPTS}
@@ -142,7 +138,7 @@ def test_who_leaves_at_any_tick_gives_the_slot_to_the_next_within_one_step_and_n
     while not engine.loop.idle:
         engine.step()
         ticks += 1
-    assert not differing_tokens(victim.token_ids(), answers(variant)[name])
+    assert not differs(victim, answers(variant)[name])
     assert ticks > TOKENS
     scheduler = engine.loop.scheduler
     for tick in range(ticks + 1):
@@ -161,9 +157,9 @@ def test_who_leaves_at_any_tick_gives_the_slot_to_the_next_within_one_step_and_n
         engine.run()
         victim.drain()
         assert not any(isinstance(event, Failed) for event in victim.events)
-        assert not differing_tokens(neighbour.token_ids(), answers(variant)["text"]), tick
+        assert not differs(neighbour, answers(variant)["text"]), tick
         for follower in followers:
-            assert not differing_tokens(follower.token_ids(), answers(variant)["picture"]), tick
+            assert not differs(follower, answers(variant)["picture"]), tick
         assert engine.is_clean()
 
 
@@ -181,7 +177,7 @@ def harmed(variant: str, mode: Mode, checkpoint: Callable[[str], Path]) -> tuple
 
 
 def test_nan_at_any_tick_ends_its_request_alone_and_is_scrubbed(
-    variant: str, harmed: tuple[HandLoop, Sabotaged], answers: Callable[[str], dict[str, Greedy]]
+    variant: str, harmed: tuple[HandLoop, Sabotaged], answers: Answers
 ) -> None:
     engine, model = harmed
     expected = answers(variant)
@@ -200,13 +196,13 @@ def test_nan_at_any_tick_ends_its_request_alone_and_is_scrubbed(
         assert not any(tensor[held].isnan().any() for tensor in cache_tensors(model.cache))
         again = engine.submit(conversation(PROMPTS["text"]), SHORT)
         engine.run()
-        assert not differing_tokens(neighbour.token_ids(), expected["picture"]), tick
-        assert not differing_tokens(again.token_ids(), expected["text"]), tick
+        assert not differs(neighbour, expected["picture"]), tick
+        assert not differs(again, expected["text"]), tick
         assert engine.is_clean()
 
 
 def test_a_step_that_raises_at_any_tick_ends_its_rows_and_the_engine_goes_on(
-    variant: str, harmed: tuple[HandLoop, Sabotaged], answers: Callable[[str], dict[str, Greedy]]
+    variant: str, harmed: tuple[HandLoop, Sabotaged], answers: Answers
 ) -> None:
     engine, model = harmed
     struck = set()
@@ -225,7 +221,7 @@ def test_a_step_that_raises_at_any_tick_ends_its_rows_and_the_engine_goes_on(
                 assert "secret" not in failed(running).message
                 names.append(name)
             else:
-                assert not differing_tokens(running.token_ids(), answers(variant)[name]), tick
+                assert not differs(running, answers(variant)[name]), tick
         struck.add(tuple(names))
         assert engine.is_clean()
     assert {("text",), ("picture",), ("text", "picture")} & struck
@@ -233,7 +229,7 @@ def test_a_step_that_raises_at_any_tick_ends_its_rows_and_the_engine_goes_on(
 
 
 def test_bad_input_is_refused_before_anything_is_queued(
-    variant: str, mode: Mode, checkpoint: Callable[[str], Path], answers: Callable[[str], dict[str, Greedy]]
+    variant: str, mode: Mode, checkpoint: Callable[[str], Path], answers: Answers
 ) -> None:
     engine = hand_loop(checkpoint(variant), slots=2, context=200)
     running = engine.submit(conversation(PROMPTS["text"]), SHORT)
@@ -243,5 +239,5 @@ def test_bad_input_is_refused_before_anything_is_queued(
             engine.submit(bad)
         assert engine.loop.scheduler.waiting == 0
     engine.run()
-    assert not differing_tokens(running.token_ids(), answers(variant)["text"])
+    assert not differs(running, answers(variant)["text"])
     assert engine.is_clean()

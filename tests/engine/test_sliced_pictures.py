@@ -12,7 +12,7 @@ from PIL import Image
 from kaminari.engine.params import SamplingParams
 from tests.cases import loading
 from tests.engine.harness import hand_loop, picture
-from tests.engine.test_loop import Turns, conversation, golden_answer
+from tests.engine.prompts import Turns, conversation, golden_answer
 from tests.reference import Reference, assert_same_tokens
 
 # (width, height) and how many slices stand behind the overview, for slices of 112 pixels, at most 4

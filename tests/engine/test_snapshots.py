@@ -11,7 +11,7 @@ import torch
 from kaminari.model.batch import FeatureRows
 from kaminari.model.delta_state import GatedDeltaState
 from tests.engine.harness import HandLoop, hand_loop, poison
-from tests.engine.test_loop import PROMPTS, Turns, conversation, golden_answer
+from tests.engine.prompts import PROMPTS, Turns, conversation, golden_answer
 from tests.model.steps import Prompt, Row, run, step
 from tests.reference import Greedy, Reference, differing_tokens
 

@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from kaminari.engine.conversation import Conversation
+from kaminari.engine.events import Delta
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.scheduler import DecodeRow
 from kaminari.engine.step_graphs import CudaRecorder, StepGraphs, Tensors
 from kaminari.model import attention
+from kaminari.model.batch import RowLengths
 from kaminari.model.cache import SlotCache
+from kaminari.model.delta_state import GatedDeltaState
+from kaminari.model.hybrid import delta_net
 from tests.engine.harness import HandLoop, cache_tensors, hand_loop, picture, poison
 from tests.triton_kernels import triton_kernels
 
@@ -23,15 +27,17 @@ split_kv = triton_kernels("split_kv")
 pytestmark = pytest.mark.on_device
 
 SLOTS = 3
+FAMILIES = ["tied-grouped", "qwen3_5", "minicpm_v"]
 
 
 class Replays:
     """A recorder for any device: a replay runs the step again, with nothing from the host but what it had
-    when it was recorded, into the tensor that it returned then."""
+    when it was recorded, into the tensor that it returned then. What the host counts stays as it is."""
 
     def __init__(self, most: int = 99, most_rows: int = 16) -> None:
         self.most = most
         self.most_rows = most_rows
+        self.counted: list[GatedDeltaState] = []
         self.recorded: list[int] = []
         self.replayed: list[int] = []
 
@@ -44,8 +50,11 @@ class Replays:
 
         def replay() -> Tensors:
             self.replayed.append(rows)
+            before = [list(layer._lengths) for layer in self.counted]
             for output, found in zip(outputs, step(), strict=True):
                 output.copy_(found)
+            for layer, lengths in zip(self.counted, before, strict=True):
+                layer._lengths[:] = lengths
             return outputs
 
         return replay
@@ -56,14 +65,21 @@ class Replays:
 
 @pytest.fixture
 def on_device_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the Triton kernels attend every decode step, on whatever device the tests run."""
+    """Let the Triton kernels attend every decode step and torch run delta nets, on whatever device the tests
+    run."""
     monkeypatch.setattr(attention.cpu_attention, "fits", lambda *_: False)
+    monkeypatch.setattr(delta_net.cpu_delta, "fits", lambda *_: False)
     monkeypatch.setattr(attention, "_triton_kernels", lambda _: split_kv)
 
 
 def warm(folder: Path, recorder: Replays | None) -> HandLoop:
     engine = hand_loop(folder, slots=SLOTS)
     engine.loop.runner._graphs._recorder = recorder
+    if recorder is not None:
+        for layer in engine.loop.runner.cache.layers:
+            if isinstance(layer, GatedDeltaState):
+                recorder.counted.append(layer)
+                layer._in_place = False
     with torch.inference_mode():
         engine.loop.runner.warm_up()
     return engine
@@ -84,51 +100,63 @@ def tokens_of(engine: HandLoop) -> list[tuple[int, ...]]:
     engine.step(30)
     others[0].stream.abort()
     engine.run()
-    return [one.token_ids() for one in (first, *others)]
+    for one in (first, *others):
+        one.drain()
+    return [
+        tuple(token for event in one.events if isinstance(event, Delta) for token in event.token_ids)
+        for one in (first, *others)
+    ]
 
 
 @pytest.mark.usefixtures("depth", "on_device_lengths")
-def test_replayed_steps_draw_the_same_tokens(tiny_checkpoint: Path) -> None:
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_replayed_steps_draw_the_same_tokens(variant: str, checkpoint: Callable[[str], Path]) -> None:
     recorder = Replays()
-    engine = warm(tiny_checkpoint, recorder)
+    engine = warm(checkpoint(variant), recorder)
     assert recorder.recorded == [3, 2, 1], "the largest first"
     found = tokens_of(engine)
     assert set(recorder.replayed) == {1, 2, 3}
-    assert found == tokens_of(warm(tiny_checkpoint, None))
+    assert found == tokens_of(warm(checkpoint(variant), None))
     assert engine.is_clean()
 
 
 @pytest.mark.usefixtures("on_device_lengths")
-def test_a_step_that_was_not_captured_runs_all_the_same(tiny_checkpoint: Path) -> None:
+def test_a_step_that_was_not_captured_runs_all_the_same(checkpoint: Callable[[str], Path]) -> None:
     recorder = Replays(most_rows=2)
-    engine = warm(tiny_checkpoint, recorder)
+    engine = warm(checkpoint("qwen3_5"), recorder)
     assert recorder.recorded == [2, 1]
-    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert tokens_of(engine) == tokens_of(warm(checkpoint("qwen3_5"), None))
     assert set(recorder.replayed) == {1, 2}
 
 
 @pytest.mark.usefixtures("on_device_lengths")
 def test_a_capture_that_fails_is_logged_and_nothing_is_captured(
-    tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+    checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Replays(most=2)
     with caplog.at_level(logging.WARNING):
-        engine = warm(tiny_checkpoint, recorder)
+        engine = warm(checkpoint("qwen3_5"), recorder)
     assert "decode steps of 3 rows and fewer run uncaptured" in caplog.text
-    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert tokens_of(engine) == tokens_of(warm(checkpoint("qwen3_5"), None))
     assert recorder.replayed == []
 
 
 @pytest.mark.usefixtures("on_device_lengths")
-def test_a_capture_leaves_nothing_in_the_slots(tiny_checkpoint: Path) -> None:
-    engine = warm(tiny_checkpoint, Replays())
-    assert all(not tensor.any() for tensor in cache_tensors(engine.loop.runner.cache))
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_a_capture_leaves_nothing_in_the_slots(variant: str, checkpoint: Callable[[str], Path]) -> None:
+    cache = warm(checkpoint(variant), Replays()).loop.runner.cache
+    assert all(not tensor.any() for tensor in cache_tensors(cache))
+    for slot in range(SLOTS):
+        cache.check_rows(RowLengths((slot,), (1,), (1,)))
 
 
 @pytest.mark.usefixtures("on_device_lengths")
-def test_a_row_that_does_not_fit_is_refused_before_the_replay(tiny_checkpoint: Path) -> None:
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_a_row_that_does_not_fit_is_refused_before_the_replay(
+    variant: str, checkpoint: Callable[[str], Path]
+) -> None:
     recorder = Replays()
-    engine = warm(tiny_checkpoint, recorder)
+    engine = warm(checkpoint(variant), recorder)
     job = engine.submit(Conversation.ask("Hello")).id
     engine.step()
     recorder.replayed.clear()
@@ -138,14 +166,14 @@ def test_a_row_that_does_not_fit_is_refused_before_the_replay(tiny_checkpoint: P
 
 
 def test_nothing_is_captured_where_the_host_must_know_the_lengths(
-    tiny_checkpoint: Path, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without kernels that read them on the device, and where a layer keeps a length of its own."""
+    """Attention without kernels that read them on the device; delta nets need none."""
     monkeypatch.setattr(attention, "_triton_kernels", lambda _: None)
-    assert not attention.captures(hand_loop(tiny_checkpoint).loop.runner.cache)
+    caches = [hand_loop(checkpoint(variant)).loop.runner.cache for variant in FAMILIES]
+    assert not any(map(attention.captures, caches))
     monkeypatch.setattr(attention, "_triton_kernels", lambda _: split_kv)
-    assert attention.captures(hand_loop(tiny_checkpoint).loop.runner.cache)
-    assert not attention.captures(hand_loop(checkpoint("qwen3_5")).loop.runner.cache)
+    assert all(map(attention.captures, caches))
 
 
 @pytest.mark.cuda
@@ -166,12 +194,13 @@ def test_on_cuda_a_replay_is_the_step() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_cuda_captured_steps_draw_the_same_tokens(tiny_checkpoint: Path) -> None:
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_on_cuda_captured_steps_draw_the_same_tokens(variant: str, checkpoint: Callable[[str], Path]) -> None:
     recorder = CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
-    engine = hand_loop(tiny_checkpoint, slots=SLOTS)
+    engine = hand_loop(checkpoint(variant), slots=SLOTS)
     engine.loop.runner._graphs._recorder = recorder
     with torch.inference_mode():
         engine.loop.runner.warm_up()
     assert all(rows in engine.loop.runner._graphs for rows in range(1, SLOTS + 1))
-    assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
+    assert tokens_of(engine) == tokens_of(warm(checkpoint(variant), None))
     assert engine.is_clean()

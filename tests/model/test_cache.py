@@ -63,6 +63,8 @@ class CheckpointOnly(LayerState):
 
     def advance(self, slots: Sequence[int]) -> None: ...
 
+    def assume(self, slot: int, length: int) -> None: ...
+
     def nbytes(self) -> int:
         return 0
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kaminari.model.family import CheckpointError, LoadOptions, find_family
 from kaminari.model.tied_head import EMBEDDING, HEAD
 from tests.engine.harness import hand_loop
-from tests.engine.test_loop import PROMPTS, conversation, golden_answer
+from tests.engine.prompts import PROMPTS, conversation, golden_answer
 from tests.model.packs.packs import INT8_HEAD, load_packed, pack_of, reopened
 from tests.model.steps import CPU
 from tests.reference import assert_same_tokens, reference

@@ -86,7 +86,7 @@ def test_q_quality_int4_reads_as_well_within_a_point_and_leaves_tower_and_head_a
     the case's, the tower's rows are those of the model without a pack to the bit.
     """
     pack_of(DEMO_FOLDER, Recipe(PackFormat.INT4), tmp_path / "pack")
-    pages = read_pages(write_pages(evaluation_samples(3, 0, ["line", "total", "receipt"]), tmp_path))
+    pages = read_pages(write_pages(evaluation_samples(2, 0, ["line", "total", "receipt"]), tmp_path))
     rates = []
     for pack in (None, tmp_path / "pack"):
         with Engine.load(demo(pack)) as engine:
