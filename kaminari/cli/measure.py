@@ -1,4 +1,4 @@
-"""`kaminari doctor --measure`: a minute of decoding, and the settings that its numbers speak for."""
+"""`kaminari doctor --measure`: half a minute of decoding, and the settings that its numbers speak for."""
 
 from __future__ import annotations
 

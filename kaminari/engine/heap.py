@@ -1,7 +1,8 @@
 """What prompts leave free in the process's heap goes back to the system while the engine has nothing to do.
 
 An allocator keeps what is freed, since the next prompt will want as much again. Here only an engine that has
-been idle for a while gives it up; between the steps of one that works nothing is ever given back.
+been idle for a while gives it up; between the steps of one that works nothing is ever given back. All of this
+is glibc's: other C libraries go on as they are.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
+M_ARENA_MAX = -8  # of malloc.h
 IDLE_SECONDS = 1.0
 """So long nothing has come. A client that asks again at once finds the heap as it left it."""
 
@@ -40,11 +44,31 @@ class IdleHeap:
 
 
 def trimmer(device: torch.device) -> Callable[[], object] | None:
-    """What returns the free pages of the C library's heap to the system, for a model on the device.
+    """What returns the heap's free pages to the system, for a model on the device; None where nothing does.
 
-    glibc has such a function, and other C libraries have not. On CUDA a prompt leaves nothing in the heap.
+    On CUDA a prompt leaves nothing in the heap.
     """
-    if device.type != "cpu" or sys.platform != "linux":
+    if device.type != "cpu":
         return None
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = _glibc("malloc_trim")
     return None if trim is None else lambda: trim(ctypes.c_size_t(0))
+
+
+def share_heap() -> None:
+    """Let all threads that start from here on take memory from one heap.
+
+    glibc gives threads heaps of their own, whose ends never go back: tens of megabytes of what the engine's
+    thread once took. For a process that serves, before it starts a thread; a program that embeds an engine
+    decides for itself (`MALLOC_ARENA_MAX=1`).
+    """
+    option = _glibc("mallopt")
+    if option is not None:
+        option(ctypes.c_int(M_ARENA_MAX), ctypes.c_int(1))
+
+
+def _glibc(name: str) -> Callable[..., object] | None:
+    """A function of glibc, or None beside another C library."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return getattr(library, name) if hasattr(library, "gnu_get_libc_version") else None

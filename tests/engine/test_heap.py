@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from kaminari.engine import heap
 from kaminari.engine.answer import collect
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.engine import Engine
-from kaminari.engine.heap import IDLE_SECONDS, IdleHeap, trimmer
+from kaminari.engine.heap import IDLE_SECONDS, IdleHeap, share_heap, trimmer
 from kaminari.engine.loading import load_model
 from tests.engine.harness import GREEDY, settings
 from tests.patience import PATIENCE
@@ -55,10 +56,46 @@ def test_other_devices_and_systems_have_no_trimmer(
     assert trimmer(torch.device(device)) is None
 
 
-def test_another_c_library_has_no_trimmer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Other:
+        def mallopt(self, *_: object) -> None:
+            asked.append("mallopt")
+
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: Other())
     assert trimmer(CPU) is None
+    share_heap()
+    assert not asked
+
+
+HEAPS = """
+import ctypes, os, tempfile, threading
+from kaminari.engine.heap import share_heap
+share_heap()
+threads = [threading.Thread(target=lambda: [bytearray(n) for n in range(1, 50_000, 7)]) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+library = ctypes.CDLL(None)
+library.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(library.fopen(file.name.encode(), b"w"))
+    library.malloc_info(0, stream)
+    library.fclose(stream)
+    print(file.read().count(b"<heap nr"))
+"""
+
+
+def test_threads_share_a_heap_once_they_are_told_to() -> None:
+    if trimmer(CPU) is None:
+        pytest.skip("no glibc")
+
+    def heaps(program: str) -> int:
+        return int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+
+    assert heaps(HEAPS) == 1
+    assert heaps(HEAPS.replace("share_heap()\n", "")) > 1
 
 
 def test_glibc_returns_pages_between_used_ones() -> None:
