@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from kaminari.bench.decode import HF
+from kaminari.bench.decoders import HF
 from kaminari.bench.limits import file_rate, forget_file
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.options import Options
