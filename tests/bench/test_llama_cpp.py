@@ -130,6 +130,14 @@ def test_a_program_that_fails_is_told_with_its_last_words(build: Path, gguf: Pat
         LlamaCpp(build, gguf, 1, on_cpu=True).prefill(8, 1)
 
 
+def test_a_run_whose_lines_were_lost_is_made_again(build: Path, gguf: Path) -> None:
+    folder = build / "build" / "bin"
+    seldom = f'[ "$(wc -l < "{folder}/calls")" = 3 ] || exit 0'
+    program(folder, "llama-batched-bench", f"{seldom}; {BATCHED}")
+    assert LlamaCpp(build, gguf, 1, on_cpu=True).decode(64, 10, 3) == 0.3
+    assert len((folder / "calls").read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("printed", ["main: no room", json.dumps({"pl": 1, "t_tg": 2.0})])
 def test_a_batch_that_was_left_out_is_noticed(build: Path, gguf: Path, printed: str) -> None:
     program(build / "build" / "bin", "llama-batched-bench", f"echo '{printed}'")
