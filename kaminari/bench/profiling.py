@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from kaminari.bench.bench import Bench
-from kaminari.bench.decode import WARM_STEPS
+from kaminari.bench.decoders import WARM_STEPS
 from kaminari.bench.ranges import named_ranges
 from kaminari.bench.recorder import Case
 from kaminari.bench.result import Share

@@ -130,11 +130,9 @@ def _run_in_process(
     finally:
         # whoever else uses the machine may have used it before: a limit is the best of all
         found.limits = bench.measure_limits()
-    if any(
-        figure.over_floor is not None and figure.over_floor < 1 for figure in recorder.figures(found.limits)
-    ):
+    if any(figure.beats_its_limit for figure in recorder.figures(found.limits)):
         recorder.note(
-            "a figure lies below its floor: the machine was busy whenever its limits were measured, or a "
+            "a figure is better than its limit: the machine was busy whenever its limits were measured, or a "
             "pack's products are of fewer bits than those of the limit"
         )
     if options.profile and suite == "decode":

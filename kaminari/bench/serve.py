@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 
 from kaminari.bench.bench import Bench
-from kaminari.bench.decode import LLAMA
+from kaminari.bench.decoders import LLAMA
 from kaminari.bench.load import Ask, Load, closed_loop, open_loop
 from kaminari.bench.recorder import Case
 from kaminari.bench.result import OURS, Share

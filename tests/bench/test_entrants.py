@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kaminari.bench import decode, prefill, vision
-from kaminari.bench.decode import (
+from kaminari.bench.decoders import (
     DYNAMIC,
     READING_ALONE,
     STATIC,
@@ -111,7 +111,7 @@ def test_steps_that_leave_no_prompt_are_refused(tiny_checkpoint: Path) -> None:
 
 def test_a_context_is_used_to_its_end(tiny_checkpoint: Path) -> None:
     tight = Options(rounds=13, tokens=4, batches=(1,), contexts=(128,))
-    assert decode.prompt_room(128, decode.steps_of(tight)) == decode.steps_of(tight)
+    assert prompt_room(128, steps_of(tight)) == steps_of(tight)
     bench = bench_of(tiny_checkpoint, tight, context=128)
     decode.run(bench)
     (figure,) = bench.recorder.figures(LIMITS)

@@ -74,6 +74,16 @@ def test_figures_are_held_to_floor_and_to_ours() -> None:
     assert result.against_ours(stranger) is None
 
 
+def test_a_figure_that_beats_its_limit_is_told() -> None:
+    assert figure(OURS, 1, 0.4, floor=0.5).beats_its_limit
+    assert not figure(OURS, 1, 0.6, floor=0.5).beats_its_limit
+    assert not figure(OURS, 1, 0.6).beats_its_limit
+    for reached in (90.0, 110.0):
+        values = {"tokens_per_second": reached, "limit_tokens_per_second": 100.0}
+        load = Figure(entrant=OURS, case={"clients": 1}, seconds=Spread.of([1.0]), values=values)
+        assert load.beats_its_limit == (reached > 100)
+
+
 def test_the_table_says_all_of_it_in_the_order_of_the_cases() -> None:
     result = result_of(
         figure("hf", 8, 0.3), figure(OURS, 8, 0.2, 0.1, 0.3), figure(OURS, 1, 0.05, floor=0.04)
