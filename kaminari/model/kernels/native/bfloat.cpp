@@ -8,6 +8,7 @@
 // one stream that is, which the processor follows, where it does not follow the rows of several outputs.
 #include <algorithm>
 
+#include "fold.h"
 #include "number.h"
 #include "program.h"
 #include "scratch.h"
@@ -73,28 +74,13 @@ inline float total(Sums sums) {
   return total_of(_mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1)));
 }
 
-// One vector is summed by halves, quarters, eighths and sixteenths. These do a step for several at once: after
-// the first, the halves of `a` lie beside those of `b`.
-inline __m512 halves(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-}
-inline __m512 quarters(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-inline __m512 eighths(__m512 a, __m512 b) {
-  const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
-  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-}
-inline __m512 sixteenths(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
-}
 // The sums of four outputs, each of which is left in four lanes.
 inline void fold(const Sums (&sums)[SIDES], Part* parts, int64_t group) {
-  parts[group] = quarters(halves(sums[0], sums[1]), halves(sums[2], sums[3]));
+  parts[group] = fold4(sums);
 }
 // The totals of a row's sums, rounded as `put` does, for the first `there` outputs.
 inline void put_totals(const Part* parts, uint16_t* to, int64_t there) {
-  const __m512 totals = sixteenths(eighths(parts[0], parts[1]), eighths(parts[2], parts[3]));
+  const __m512 totals = fold16(parts);
   const __m512i bits = _mm512_castps_si512(totals);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
