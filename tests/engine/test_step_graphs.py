@@ -102,10 +102,14 @@ def tokens_of(engine: HandLoop) -> list[tuple[int, ...]]:
     engine.run()
     for one in (first, *others):
         one.drain()
-    return [
+    tokens = [
         tuple(token for event in one.events if isinstance(event, Delta) for token in event.token_ids)
         for one in (first, *others)
     ]
+    # a step in flight when its row is left may or may not have been read
+    tokens[1] = tokens[1][:20]
+    assert len(tokens[1]) == 20
+    return tokens
 
 
 @pytest.mark.usefixtures("depth", "on_device_lengths")
