@@ -88,7 +88,7 @@ def check_tensors(
 ) -> None:
     """Raise `CheckpointError` unless the tensors are exactly those that have a place, in shape and dtype.
 
-    copies:  names that a checkpoint may hold besides (see `load_tensors`)
+    copies:  names that a checkpoint may hold besides, since they equal others (a tied head)
     """
     if missing := [name for name in placements if name not in tensors]:
         raise CheckpointError(f"the checkpoint lacks {listed(missing)}")
@@ -127,12 +127,10 @@ def load_tensors(
     tensors: Mapping[str, StoredTensor],
     placements: Mapping[str, Placement],
     *,
-    copies: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Fill the module's parameters from the files, which `check_tensors` has accepted.
 
-    copies:    names of tensors that must equal another one where the checkpoint holds them (a tied head)
     progress:  called with (bytes done, bytes in all), first with 0
 
     Raises `CheckpointError`.
@@ -154,15 +152,12 @@ def load_tensors(
                 done += tensors[name].nbytes
                 if progress is not None:
                     progress(done, total)
-    for name, original in copies.items():
-        if name in tensors and not torch.equal(_read(tensors, name), _read(tensors, original)):
-            raise CheckpointError(f"config.json ties {name} to {original}, and the two differ")
 
 
 class OpenCheckpoint(Protocol):
     """A checkpoint whose headers were read and accepted, and the network on the meta device that it fills.
 
-    copies:  names of tensors that must equal another one where the checkpoint holds them (a tied head)
+    copies:  names of tensors that equal another one where the checkpoint holds them (a tied head)
     """
 
     @property
@@ -205,12 +200,6 @@ def open_file(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is truncated or corrupt: {' '.join(str(error).split())}") from error
-
-
-def _read(tensors: Mapping[str, StoredTensor], name: str) -> torch.Tensor:
-    with open_file(tensors[name].file) as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
 
 
 def listed(names: Iterable[str]) -> str:

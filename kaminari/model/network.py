@@ -30,7 +30,6 @@ def load_network(
         checkpoint.network,
         checkpoint.tensors,
         placements,
-        copies=checkpoint.copies,
         progress=lambda done, _: report(done, total),
     )
     _give_kernels(text, options)

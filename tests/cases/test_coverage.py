@@ -21,7 +21,7 @@ from tests.engine import test_picture_decoding
 TESTS = Path(__file__).parents[1]
 KINDS = (
     *("image", "prompt", "position", "numeric", "limits", "hybrid"),
-    *("stream", "sampling", "structured", "tools", "server"),
+    *("stream", "sampling", "structured", "tools", "server", "quant"),
 )
 WAITING = {
     "prompt-glm-echo": "needs GLM-OCR's prompts",

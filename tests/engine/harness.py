@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,26 +24,51 @@ from kaminari.engine.loop import EngineLoop
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.requests import Request
+from kaminari.engine.runner import Runner
 from kaminari.engine.stream import EventStream
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import SlotCache
 from kaminari.model.family import VisionLanguageModel, VisionRows
 from kaminari.model.picture import Picture
 
-DEPTH = 1
-"""How deep the pipeline of an engine with these `settings` is; the fixture `depth` sets it."""
 
-COMPILE = CompileChoice.AUTO
-"""Whether an engine with these `settings` compiles its decode steps."""
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How an engine runs its steps.
+
+    depth:     of the pipeline
+    compiled:  decode steps run compiled
+    captured:  decode steps are captured before the first request and replayed, where that can be
+    """
+
+    depth: int = 1
+    compiled: bool = False
+    captured: bool = False
+
+
+EAGER = Mode()
+MODES = {
+    "eager at depth 1": EAGER,
+    "compiled at depth 2": Mode(depth=2, compiled=True, captured=True),
+    "captured at depth 2": Mode(depth=2, captured=True),
+}
+"""Compiled steps are captured on CUDA alone: a program of native calls holds no compiled code."""
+
+MODE = EAGER
+"""Of engines for which a test names none; the fixtures `mode` and `depth` set it."""
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
-def settings(folder: Path, *, slots: int = 4, context: int = 512, chunk: int = 64) -> Settings:
+def settings(
+    folder: Path, *, slots: int = 4, context: int = 512, chunk: int = 64, mode: Mode | None = None
+) -> Settings:
+    mode = mode or MODE
+    compiled = CompileChoice.ON if mode.compiled else CompileChoice.AUTO
     return Settings(
-        model=ModelSettings(source=Folder(folder), dtype=DtypeChoice.FLOAT32, compile=COMPILE),
+        model=ModelSettings(source=Folder(folder), dtype=DtypeChoice.FLOAT32, compile=compiled),
         engine=EngineSettings(
-            slots=slots, context=context, prefill_chunk=chunk, threads=1, pipeline_depth=DEPTH
+            slots=slots, context=context, prefill_chunk=chunk, threads=1, pipeline_depth=mode.depth
         ),
     )
 
@@ -132,12 +158,19 @@ def hand_loop(
     context: int = 512,
     chunk: int = 64,
     wrap: Callable[[VisionLanguageModel], VisionLanguageModel] | None = None,
+    mode: Mode | None = None,
 ) -> HandLoop:
+    mode = mode or MODE
     with torch.inference_mode():
-        loaded = load_model(settings(folder, slots=slots, context=context, chunk=chunk))
+        loaded = load_model(settings(folder, slots=slots, context=context, chunk=chunk, mode=mode))
         if wrap is not None:
             loaded = replace(loaded, model=wrap(loaded.model))
-        return HandLoop(loaded)
+        engine = HandLoop(loaded)
+        if mode.captured:
+            engine.loop.runner.capture()
+        if isinstance(loaded.model, Sabotaged):
+            loaded.model.watch(engine.loop.runner)
+        return engine
 
 
 class Sabotaged(VisionLanguageModel):
@@ -157,7 +190,11 @@ class Sabotaged(VisionLanguageModel):
         self.fail_picture: Exception | None = None
         self.drop_row = False
         self.decode_batches: list[int] = []
-        self._rows: list[bool] = []
+
+    def watch(self, runner: Runner) -> None:
+        """Do harm in captured steps too, and forget those that were run to capture them."""
+        runner._graphs.run = partial(self.replay, runner._graphs.run)  # type: ignore[method-assign]
+        self.decode_batches.clear()
 
     def new_cache(self, slots: int, capacity: int) -> SlotCache:
         self.cache = self.model.new_cache(slots, capacity)
@@ -174,20 +211,30 @@ class Sabotaged(VisionLanguageModel):
         return rows
 
     def forward(self, batch: StepBatch, cache: SlotCache) -> Tensor:
+        self._strike()
+        slots = batch.host.slots
+        if set(batch.host.q_lens) == {1}:
+            self.decode_batches.append(len(slots))
+        hidden = self.model.forward(batch, cache)
+        for row in (row for row, slot in enumerate(slots) if slot in self.nan_slots):
+            first = sum(batch.host.q_lens[:row])
+            hidden[first : first + batch.host.q_lens[row]] = torch.nan
+            poison(cache, [slots[row]])
+        return hidden
+
+    def replay(
+        self, run: Callable[[Sequence[Sequence[int]]], Tensor], layout: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Run a captured step, which calls nothing of the model: NaN comes from what the slot holds."""
+        self._strike()
+        self.decode_batches.append(len(layout[0]))
+        poison(self.cache, [slot for slot in layout[0] if slot in self.nan_slots])
+        return run(layout)
+
+    def _strike(self) -> None:
         error, self.fail_next = self.fail_next, None
         if error is not None:
             raise error
-        if set(batch.host.q_lens) == {1}:
-            self.decode_batches.append(len(batch.host.slots))
-        hidden = self.model.forward(batch, cache)
-        row_of = torch.repeat_interleave(
-            torch.arange(len(batch.host.slots), device=self.device), batch.q_lens.long()
-        )
-        for row, slot in enumerate(batch.host.slots):
-            if slot in self.nan_slots:
-                hidden = torch.where((row_of == row)[:, None], torch.nan, hidden)
-                poison(cache, [slot])
-        return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.model.head(hidden)

@@ -7,47 +7,63 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from kaminari.config import (
     BudgetSettings,
     DtypeChoice,
     EngineSettings,
     ModelSettings,
+    NoQuantization,
+    PackFolder,
     PictureMode,
     PictureSettings,
     Settings,
 )
-from kaminari.engine.conversation import Conversation, Detail, Message, PicturePart, Role, TextPart
+from kaminari.engine.conversation import Conversation, Detail
 from kaminari.engine.frontend import Frontend
-from kaminari.engine.loading import load_model
+from kaminari.engine.loading import DEMO_FOLDER, load_model
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
+from kaminari.model.packs.writing import Recipe
 from tests.cases import loading
-from tests.engine.harness import HandLoop, hand_loop, picture
+from tests.engine.harness import HandLoop, Sabotaged, hand_loop, picture, settings
+from tests.engine.test_loop import PROMPTS, Turns, conversation, golden_answer
+from tests.model.packs.packs import INT4, INT8_HEAD, pack_of
 from tests.reference import NEAR_TIE, Reference, differing_tokens, reference_greedy
 
+FAMILIES = ["tied-grouped", "qwen3_5", "minicpm_v"]
 DIGITS = [f"digit_{number}.png" for number in range(1, 9)]
+
+
+def demo_settings(pack: Path | None = None) -> Settings:
+    quantization = NoQuantization() if pack is None else PackFolder(pack)
+    return Settings(
+        model=ModelSettings(dtype=DtypeChoice.FLOAT32, quantization=quantization),
+        engine=EngineSettings(slots=8, threads=1, prefill_chunk=512),
+    )
 
 
 @pytest.fixture(scope="module")
 def demo() -> HandLoop:
     with torch.inference_mode():
-        loaded = load_model(
-            Settings(
-                model=ModelSettings(dtype=DtypeChoice.FLOAT32),
-                engine=EngineSettings(slots=8, threads=1, prefill_chunk=512),
-            )
-        )
-        return HandLoop(loaded)
+        return HandLoop(load_model(demo_settings()))
+
+
+def raw_prompt(token_ids: Sequence[int]) -> PreparedPrompt:
+    """A prompt of these tokens and no others."""
+    return PreparedPrompt(tuple(token_ids), np.tile(np.arange(len(token_ids)), (3, 1)), 0)
 
 
 def answer(engine: HandLoop, prompt: Conversation | PreparedPrompt, tokens: int = 16) -> tuple[int, ...]:
@@ -57,10 +73,10 @@ def answer(engine: HandLoop, prompt: Conversation | PreparedPrompt, tokens: int 
 
 
 def together(
-    engine: HandLoop, conversations: Sequence[Conversation], tokens: int = 16
+    engine: HandLoop, prompts: Sequence[Conversation | PreparedPrompt], tokens: int = 16
 ) -> list[tuple[int, ...]]:
     params = SamplingParams(temperature=0, max_tokens=tokens)
-    runnings = [engine.submit(conversation, params) for conversation in conversations]
+    runnings = [engine.submit(prompt, params) for prompt in prompts]
     engine.run()
     return [running.token_ids() for running in runnings]
 
@@ -93,27 +109,36 @@ def test_prompt_truncation_never_happens(tiny_checkpoint: Path, tmp_path: Path) 
     assert sum(span.stop - span.start for span in prompt.spans) == prompt.image_tokens
 
 
-def test_pos_chunk_slice_agrees_for_every_chunk(tiny_checkpoint: Path, tiny_reference: Reference) -> None:
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_pos_chunk_slice_agrees_for_every_chunk(
+    variant: str, checkpoint: Callable[[str], Path], golden: Callable[[str], Reference]
+) -> None:
     """pos-chunk-slice: text, a picture, text, far longer than a chunk; chunks of 64, 256, 1024 and whole."""
-    image = picture(160, 128, 3)
-    before, after = "x " * 400, "y " * 400 + "Read the top left cell."
-    rendered = tiny_reference.render(
-        [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": before},
-                    {"type": "image"},
-                    {"type": "text", "text": after},
-                ],
-            }
-        ]
-    )
-    golden = reference_greedy(tiny_reference, rendered, [image], max_tokens=12)
-    turns = Conversation((Message(Role.USER, (TextPart(before), PicturePart(image), TextPart(after))),))
+    turns: Turns = [
+        ("user", ["x " * 900, picture(160, 128, 3), "y " * 900 + "Read the top left cell."]),
+    ]
+    wanted = golden_answer(golden(variant), turns, 12)
+    assert len(wanted.prompt_ids) > 3500
+    last = []
     for chunk in (64, 256, 1024, 4096):
-        engine = hand_loop(tiny_checkpoint, slots=1, context=2048, chunk=chunk)
-        assert not differing_tokens(answer(engine, turns, 12), golden), chunk
+        engine = hand_loop(checkpoint(variant), slots=1, context=4096, chunk=chunk, wrap=FirstLogits)
+        assert not differing_tokens(answer(engine, conversation(turns), 12), wanted), chunk
+        assert isinstance(engine.loaded.model, FirstLogits)
+        last.append(engine.loaded.model.logits)
+    for logits in last[:-1]:
+        torch.testing.assert_close(logits, last[-1], atol=1e-4, rtol=1e-4)
+
+
+class FirstLogits(Sabotaged):
+    """Keeps the logits of the last prompt token of the first request."""
+
+    logits: Tensor | None = None
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits = super().head(hidden)
+        if self.logits is None:
+            self.logits = logits.clone()
+        return logits
 
 
 def test_pos_hf_chunk_goldens_are_unchunked(tiny_reference: Reference) -> None:
@@ -140,6 +165,36 @@ def test_num_short_prompt_nan(length: int, demo: HandLoop) -> None:
     assert len(made) < 4 or len(set(made)) > 1
 
 
+@pytest.mark.parametrize("recipe", [INT8_HEAD, INT4], ids=["int8", "int4"])
+def test_num_short_prompt_nan_with_a_pack(recipe: Recipe, tmp_path: Path) -> None:
+    """num-short-prompt-nan: nor with a quantized model; NaN would be a fault."""
+    pack_of(DEMO_FOLDER, recipe, tmp_path / "pack")
+    with torch.inference_mode():
+        packed = HandLoop(load_model(demo_settings(tmp_path / "pack")))
+    asked = [Conversation.ask("hi " * length) for length in range(1, 71)]
+    for made in together(packed, asked):
+        assert len(made) < 4 or len(set(made)) > 1
+
+
+@pytest.mark.parametrize("recipe", [None, INT8_HEAD, INT4], ids=["plain", "int8", "int4"])
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_num_short_prompt_nan_in_prompts_of_so_many_tokens(
+    variant: str, recipe: Recipe | None, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """num-short-prompt-nan: prompts of 1 to 70 tokens without a chat template around them."""
+    source = settings(checkpoint(variant), slots=8)
+    if recipe is not None:
+        pack_of(checkpoint(variant), recipe, tmp_path / "pack")
+        model = source.model.model_copy(update={"quantization": PackFolder(tmp_path / "pack")})
+        source = source.model_copy(update={"model": model})
+    with torch.inference_mode():
+        engine = HandLoop(load_model(source))
+    draw = random.Random(1)
+    asked = [raw_prompt([draw.randrange(256) for _ in range(length)]) for length in range(1, 71)]
+    for made in together(engine, asked):
+        assert len(made) < 4 or len(set(made)) > 1
+
+
 def test_num_batch_vs_single(demo: HandLoop) -> None:
     """num-batch-vs-single: fifty prompts alone, then all at once, three rounds."""
     asked = [Conversation.ask(f"What is {n}+{n % 7}?") for n in range(50)]
@@ -156,6 +211,20 @@ def test_num_left_pad(demo: HandLoop) -> None:
         assert together(demo, [short, Conversation.ask("word " * words)])[0] == alone
         assert together(demo, [Conversation.ask("word " * words), short])[1] == alone
     assert "Tokyo" in demo.loaded.frontend.tokenizer.decode(list(alone))
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_num_left_pad_beside_3000_tokens(variant: str, checkpoint: Callable[[str], Path]) -> None:
+    """num-left-pad: neighbours of exactly 20, 500 and 3000 tokens, before and behind the short prompt."""
+    engine = hand_loop(checkpoint(variant), slots=2, context=4096, chunk=512)
+    short = conversation(PROMPTS["text"])
+    alone = answer(engine, short, 12)
+    draw = random.Random(2)
+    for length in (20, 500, 3000):
+        neighbour = raw_prompt([draw.randrange(256) for _ in range(length)])
+        assert together(engine, [short, neighbour], 12)[0] == alone
+        assert together(engine, [neighbour, short], 12)[1] == alone
+    assert len(set(alone)) > 3
 
 
 def test_num_wrong_vlm_batch(demo: HandLoop) -> None:

@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from kaminari.config import CompileChoice
-from kaminari.config.folders import CODE_CACHE
-from tests.engine import harness
-from tests.engine.harness import hand_loop, poison
+from tests.engine.harness import Mode, hand_loop, poison
 from tests.engine.test_loop import PROMPTS, check, conversation, golden_answer
 from tests.reference import Reference
 
@@ -20,21 +17,16 @@ VARIANTS = {"tied-grouped": 2, "qwen3_5": 4}
 """Checkpoints, and the parts that their layers run in."""
 
 
-# torch's own inductor still uses torch.jit where it is imported
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compiled_steps_give_the_references_tokens(
     variant: str,
     checkpoint: Callable[[str], Path],
     golden: Callable[[str], Reference],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(CODE_CACHE, str(tmp_path))
-    monkeypatch.setattr(harness, "COMPILE", CompileChoice.ON)
     torch.compiler.reset()
     counters.clear()
-    engine = hand_loop(checkpoint(variant), slots=5)
+    engine = hand_loop(checkpoint(variant), slots=5, mode=Mode(compiled=True))
     with torch.inference_mode():
         engine.loop.runner.warm_up()
     graphs = counters["stats"]["unique_graphs"]
@@ -46,4 +38,3 @@ def test_compiled_steps_give_the_references_tokens(
     check({name: one.token_ids() for name, one in running.items()}, expected)
     assert counters["stats"]["unique_graphs"] == graphs, "nothing compiles once the engine is warm"
     assert engine.is_clean()
-    torch.compiler.reset()

@@ -60,7 +60,7 @@ def test_alone_each_prompt_gets_the_references_tokens(
     assert engine.is_clean()
 
 
-@pytest.mark.usefixtures("depth")
+@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("slots", [2, 3, 8])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_batches_change_no_token(
@@ -99,7 +99,7 @@ def test_long_prompts_in_chunks_change_no_token(
     assert not differing_tokens(running.token_ids(), answers(variant)["long text"])
 
 
-@pytest.mark.usefixtures("depth")
+@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_joining_and_leaving_mid_way_changes_no_token(
@@ -125,7 +125,7 @@ def test_joining_and_leaving_mid_way_changes_no_token(
     assert engine.is_clean()
 
 
-@pytest.mark.usefixtures("depth")
+@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_poison_in_every_slot_changes_nothing(
     variant: str, checkpoint: Callable[[str], Path], answers: Answers
@@ -168,7 +168,7 @@ def test_no_prompt_length_gives_nan_or_other_tokens(
             assert not differing_tokens(one.token_ids(), golden_answer(golden(variant), turn, tokens=4))
 
 
-@pytest.mark.usefixtures("depth")
+@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_choices_take_a_copy_of_the_state_along(
     variant: str, checkpoint: Callable[[str], Path], answers: Answers
@@ -183,7 +183,7 @@ def test_choices_take_a_copy_of_the_state_along(
         assert not differing_tokens(tuple(choice.token_ids), answers(variant)["two pictures"])
 
 
-@pytest.mark.usefixtures("depth")
+@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_nan_ends_its_request_alone_and_is_scrubbed(
     variant: str, checkpoint: Callable[[str], Path], answers: Answers

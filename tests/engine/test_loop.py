@@ -14,12 +14,12 @@ from kaminari.engine.conversation import Conversation, Message, PicturePart, Rol
 from kaminari.engine.errors import EngineFault, RequestError
 from kaminari.engine.events import ChoiceFinished, Delta, Failed, Finished, FinishReason
 from kaminari.engine.params import SamplingParams
-from tests.engine.harness import HandLoop, Sabotaged, hand_loop, picture, poison, quiet
+from tests.engine.harness import HandLoop, Mode, Sabotaged, hand_loop, picture, poison, quiet
 from tests.reference import Greedy, Reference, differing_tokens, reference_greedy
 
 VARIANTS = ("tied-grouped", "untied-grouped", "tied-ungrouped", "untied-wide", "sharded")
 TOKENS = 12
-pytestmark = [pytest.mark.on_device, pytest.mark.usefixtures("depth")]
+pytestmark = [pytest.mark.on_device, pytest.mark.usefixtures("mode")]
 
 BAD = (
     Conversation(()),
@@ -258,7 +258,7 @@ def test_length_and_context_end_an_answer(tiny_checkpoint: Path) -> None:
 
 
 @pytest.fixture
-def sabotaged(tiny_checkpoint: Path, depth: int) -> tuple[HandLoop, Sabotaged]:
+def sabotaged(tiny_checkpoint: Path, mode: Mode) -> tuple[HandLoop, Sabotaged]:
     engine = hand_loop(tiny_checkpoint, slots=2, chunk=16, wrap=Sabotaged)
     assert isinstance(engine.loaded.model, Sabotaged)
     return engine, engine.loaded.model

@@ -6,7 +6,7 @@ The oracle sees the raw logits that the model's head made, and knows nothing of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from torch import Tensor
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.events import Delta, FinishReason
 from kaminari.engine.params import SamplingParams
-from tests.engine.harness import HandLoop, Running, Sabotaged, hand_loop, picture
+from tests.engine.harness import HandLoop, Mode, Running, Sabotaged, hand_loop, picture
 from tests.engine.test_sampler_edits import oracle
 
-pytestmark = pytest.mark.usefixtures("depth")
+pytestmark = pytest.mark.usefixtures("mode")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 TEXT = Conversation.ask("red red red red, what is red?")
 PICTURE = Conversation.ask("Read.", picture(128, 96, 1))
@@ -46,9 +46,16 @@ class Recording(Sabotaged):
         self.logits.append(logits.float())
         return logits
 
+    def replay(
+        self, run: Callable[[Sequence[Sequence[int]]], Tensor], layout: Sequence[Sequence[int]]
+    ) -> Tensor:
+        logits = super().replay(run, layout)
+        self.logits.append(logits.float().clone())
+        return logits
+
 
 @pytest.fixture
-def loop(tiny_checkpoint: Path, depth: int) -> HandLoop:
+def loop(tiny_checkpoint: Path, mode: Mode) -> HandLoop:
     made = hand_loop(tiny_checkpoint, wrap=Recording)  # type: ignore[arg-type]
     made.loop.runner.model.logits.clear()  # type: ignore[attr-defined]
     return made

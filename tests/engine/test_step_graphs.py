@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from kaminari.engine import step_graphs
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.scheduler import DecodeRow
-from kaminari.engine.step_graphs import CudaRecorder, StepGraphs
+from kaminari.engine.step_graphs import CudaRecorder, StepGraphs, Tensors
 from kaminari.model import attention
 from kaminari.model.cache import SlotCache
 from tests.engine.harness import HandLoop, cache_tensors, hand_loop, picture, poison
@@ -31,23 +29,29 @@ class Replays:
     """A recorder for any device: a replay runs the step again, with nothing from the host but what it had
     when it was recorded, into the tensor that it returned then."""
 
-    def __init__(self, most: int = 99) -> None:
+    def __init__(self, most: int = 99, most_rows: int = 16) -> None:
         self.most = most
+        self.most_rows = most_rows
         self.recorded: list[int] = []
         self.replayed: list[int] = []
 
-    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        output = step().clone()
-        rows = output.shape[0]
+    def record(self, step: Callable[[], Tensors]) -> Callable[[], Tensors]:
+        outputs = tuple(output.clone() for output in step())
+        rows = outputs[0].shape[0]
         if rows > self.most:
             raise RuntimeError("out of memory")
         self.recorded.append(rows)
 
-        def replay() -> Tensor:
+        def replay() -> Tensors:
             self.replayed.append(rows)
-            return output.copy_(step())
+            for output, found in zip(outputs, step(), strict=True):
+                output.copy_(found)
+            return outputs
 
         return replay
+
+    def wait(self) -> float:
+        return 0.0
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def on_device_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def warm(folder: Path, recorder: Replays | None) -> HandLoop:
     engine = hand_loop(folder, slots=SLOTS)
-    engine.loop.runner._recorder = recorder
+    engine.loop.runner._graphs._recorder = recorder
     with torch.inference_mode():
         engine.loop.runner.warm_up()
     return engine
@@ -95,11 +99,8 @@ def test_replayed_steps_draw_the_same_tokens(tiny_checkpoint: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_device_lengths")
-def test_a_step_that_was_not_captured_runs_all_the_same(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_graphs, "MOST_ROWS", 2)
-    recorder = Replays()
+def test_a_step_that_was_not_captured_runs_all_the_same(tiny_checkpoint: Path) -> None:
+    recorder = Replays(most_rows=2)
     engine = warm(tiny_checkpoint, recorder)
     assert recorder.recorded == [2, 1]
     assert tokens_of(engine) == tokens_of(warm(tiny_checkpoint, None))
@@ -152,12 +153,13 @@ def test_nothing_is_captured_where_the_host_must_know_the_lengths(
 def test_on_cuda_a_replay_is_the_step() -> None:
     device = torch.device("cuda")
     table = torch.randn(4, 8, device=device)
-    graphs = StepGraphs(lambda layout: table[layout[0]] * layout[1][:, None], device)
-    graphs.capture(SlotCache([], slots=3, capacity=1), CudaRecorder(device))
+    recorder = CudaRecorder(device)
+    graphs = StepGraphs(lambda layout: (table[layout[0]] * layout[1][:, None],), device, recorder)
+    graphs.capture(SlotCache([], slots=3, capacity=1))
     assert all(rows in graphs for rows in (1, 2, 3))
     for layout in ([[2, 0], [3, 5], [0, 0]], [[1, 3], [2, 7], [0, 0]]):
         expected = table[layout[0]] * torch.tensor(layout[1], device=device)[:, None]
-        found = graphs.run(layout)
+        (found,) = graphs.run(layout)
         graphs.run([[0, 1, 2], [9, 9, 9], [0, 0, 0]])
         assert torch.equal(found, expected), "a step of another number of rows took its memory"
 
@@ -167,7 +169,7 @@ def test_on_cuda_a_replay_is_the_step() -> None:
 def test_on_cuda_captured_steps_draw_the_same_tokens(tiny_checkpoint: Path) -> None:
     recorder = CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
     engine = hand_loop(tiny_checkpoint, slots=SLOTS)
-    engine.loop.runner._recorder = recorder
+    engine.loop.runner._graphs._recorder = recorder
     with torch.inference_mode():
         engine.loop.runner.warm_up()
     assert all(rows in engine.loop.runner._graphs for rows in range(1, SLOTS + 1))

@@ -16,10 +16,9 @@ from kaminari.model.hybrid.config import HybridSizes
 from kaminari.model.hybrid.text import HybridDecoder
 from kaminari.model.loading import Placement, StoredTensor, check_tensors, read_headers
 from kaminari.model.rotary import InterleavedRotary
+from kaminari.model.tied_head import EMBEDDING, HEAD, head_is_tied
 
 TEXT = "model.language_model"
-EMBEDDING = f"{TEXT}.embed_tokens.weight"
-HEAD = "lm_head.weight"
 # Multi-token prediction: the reference ignores these weights on load, and so do we.
 IGNORED = "mtp."
 
@@ -37,7 +36,7 @@ class HybridNetwork(nn.Module):
 class HybridCheckpoint:
     """A folder whose config and headers agree, with modules that wait for their weights.
 
-    copies:  tensors that may stand in the files a second time, and what they must equal
+    copies:  tensors that may stand in the files a second time, and what they equal
     """
 
     sizes: HybridSizes
@@ -53,11 +52,14 @@ def open_checkpoint(
     sizes: HybridSizes,
     build_vision: Callable[[], tuple[nn.Module, Mapping[str, Placement]]],
 ) -> HybridCheckpoint:
-    """Read the headers and build the modules; no weight is read. Raises `CheckpointError`.
+    """Read the headers and build the modules; no weight is loaded. Raises `CheckpointError`.
 
     build_vision:  returns the vision half and the places of its tensors, as parameters under `vision.`
     """
     tensors = {name: stored for name, stored in read_headers(folder).items() if not name.startswith(IGNORED)}
+    text_flag = bool(getattr(config.text_config, "tie_word_embeddings", False))
+    tied = head_is_tied(tensors, top=sizes.tied, text=text_flag)
+    sizes = replace(sizes, tied=tied)
     try:
         vision, places = build_vision()
         # Frequencies are the reference's own computation.
@@ -70,7 +72,7 @@ def open_checkpoint(
     except Exception as error:  # the reference checks parts of its config only where it builds a module
         raise CheckpointError(f"{folder / 'config.json'} describes no model: {error!r}") from error
     placements = place_text(sizes) | dict(places)
-    copies = {HEAD: EMBEDDING} if sizes.tied else {}
+    copies = {HEAD: EMBEDDING} if tied else {}
     check_tensors(tensors, placements, copies=copies)
     return HybridCheckpoint(sizes, HybridNetwork(text, vision), tensors, placements, copies)
 

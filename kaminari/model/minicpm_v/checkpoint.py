@@ -28,7 +28,7 @@ def read_minicpm_v_config(folder: Path) -> Any:
 
 
 def open_minicpm_v(folder: Path) -> HybridCheckpoint:
-    """Read config and headers; no weight is read. Raises `CheckpointError`."""
+    """Read config and headers; no weight is loaded. Raises `CheckpointError`."""
     config = read_minicpm_v_config(folder)
     sizes = hybrid_sizes(config, folder / "config.json")
 

@@ -19,7 +19,7 @@ from kaminari.model.qwen_vision import build_tower, encode, place_tower
 
 
 def open_qwen3_5(folder: Path) -> HybridCheckpoint:
-    """Read config and headers; no weight is read. Raises `CheckpointError`."""
+    """Read config and headers; no weight is loaded. Raises `CheckpointError`."""
     config = read_reference_config(folder, Qwen3_5Config)
     path = folder / "config.json"
     sizes = hybrid_sizes(config, path)

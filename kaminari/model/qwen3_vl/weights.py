@@ -15,9 +15,7 @@ from kaminari.model.qwen3_vl.config import CheckpointConfig, TextSizes, load_con
 from kaminari.model.qwen3_vl.text import TextDecoder
 from kaminari.model.qwen_vision import build_tower, place_tower
 from kaminari.model.rotary import InterleavedRotary
-
-EMBEDDING = "model.language_model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+from kaminari.model.tied_head import EMBEDDING, HEAD, head_is_tied
 
 
 class Network(nn.Module):
@@ -39,7 +37,7 @@ class Network(nn.Module):
 class Checkpoint:
     """A folder whose config and headers agree, with modules that wait for their weights.
 
-    copies:  tensors that may stand in the files a second time, and what they must equal
+    copies:  tensors that may stand in the files a second time, and what they equal
     """
 
     config: CheckpointConfig
@@ -50,15 +48,18 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read the config and the headers, and build the modules; no weight is read. Raises `CheckpointError`."""
+    """Read config and headers, and build the modules; no weight is loaded. Raises `CheckpointError`."""
     config = load_config(folder)
     tensors = read_headers(folder)
+    text_flag = bool(getattr(config.reference_text, "tie_word_embeddings", False))
+    tied = head_is_tied(tensors, top=config.text.tied, text=text_flag)
+    config = replace(config, text=replace(config.text, tied=tied))
     try:
         network = Network(config)
     except Exception as error:  # the reference checks parts of its config only where it builds a module
         raise CheckpointError(f"{folder / 'config.json'} describes no model: {error!r}") from error
     placements = place_weights(network, config)
-    copies = {HEAD: EMBEDDING} if config.text.tied else {}
+    copies = {HEAD: EMBEDDING} if tied else {}
     check_tensors(tensors, placements, copies=copies)
     return Checkpoint(config, network, tensors, placements, copies)
 

@@ -3,7 +3,8 @@
 //
 // One row reads its weights as one stream. More rows are cut into tiles whose sums fit into registers, and go
 // through blocks of outputs; a block's columns are cut into passes, so that their rows' part stays in the first cache
-// while all of the block's outputs pass. What comes next is asked for meanwhile, evenly and in the order of memory: as
+// while all of the block's outputs pass. Rows beyond BAND go through a block in bands, one after the other, while the
+// block's weights are in the second cache. What comes next is asked for meanwhile, evenly and in the order of memory: as
 // one stream that is, which the processor follows, where it does not follow the rows of several outputs.
 #include <algorithm>
 
@@ -20,7 +21,8 @@
 namespace {
 
 constexpr int BLOCK = 16;               // outputs of a block
-constexpr int64_t MOST_ROWS = 16;       // of a call
+constexpr int64_t MOST_ROWS = 32;       // of a call
+constexpr int64_t BAND = 16;            // the most rows of a band
 constexpr int64_t CHUNK = 1 << 17;      // bytes of weights that a thread of one row takes at once
 constexpr int64_t BLOCKS = 1 << 16;     // likewise with more rows, or a block
 constexpr int IN_L1 = 3, IN_L2 = 2;     // how near __builtin_prefetch brings what it asks for
@@ -236,7 +238,10 @@ void add_columns_of(int64_t rows, const Pass& pass) {
   add_columns<ROWS>(pass);
 }
 
-// The rows of a call as they are held: in tiles, [steps][rows of the tile].
+// A row's columns as they are held.
+inline int64_t steps_of(int64_t columns) { return (columns + STEP - 1) / STEP; }
+
+// The rows of a band as they are held: in tiles, [steps][rows of the tile].
 class Rows {
  public:
   struct Tile {
@@ -245,13 +250,10 @@ class Rows {
     int64_t asks;  // its share of the lines that are asked for at each step
   };
 
-  // Returns whether there is memory for them.
-  bool hold(Scratch& scratch, const uint16_t* x, int64_t rows, int64_t columns) {
-    steps_ = (columns + STEP - 1) / STEP;
+  // to [rows][steps_of(columns)]
+  void hold(Held* to, const uint16_t* x, int64_t rows, int64_t columns) {
     rows_ = rows;
     count_ = (rows + TILE - 1) / TILE;
-    Held* to = static_cast<Held*>(scratch.reserve(rows * steps_ * sizeof(Held)));
-    if (!to) return false;
     for (int64_t t = 0; t < count_; t++) {
       const int64_t first = rows * t / count_, some = rows * (t + 1) / count_ - first;
       const int64_t asking = std::max<int64_t>(1, count_ - IN_TURNS);
@@ -263,9 +265,8 @@ class Rows {
         for (; i + STEP <= columns; i += STEP, each += some) keep(each, load(from + i));
         if (i < columns) keep(each, load(from + i, columns - i));
       }
-      to += steps_ * some;
+      to += steps_of(columns) * some;
     }
-    return true;
   }
 
   int64_t rows() const { return rows_; }
@@ -273,11 +274,11 @@ class Rows {
   const Tile* end() const { return tiles_ + count_; }
 
  private:
-  Tile tiles_[MOST_ROWS];
-  int64_t rows_ = 0, count_ = 0, steps_ = 0;
+  Tile tiles_[BAND];
+  int64_t rows_ = 0, count_ = 0;
 };
 
-// The products of all rows and a block of `there` outputs; `more` where another block follows. `weight` and `out`
+// The products of a band and a block of `there` outputs; `more` where the next block is to be asked for. `weight` and `out`
 // begin with the block.
 void block(const Rows& x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs, int64_t there,
            bool more, Sums* sums, Part* parts) {
@@ -335,24 +336,32 @@ void one_row(const Held* x, const uint16_t* weight, uint16_t* out, int64_t colum
 KAMINARI int32_t kaminari_bfloat_linear(const uint16_t* weight, int64_t columns, int64_t outputs, const uint16_t* x,
                                         uint16_t* out, int64_t rows) {
   static thread_local Scratch scratch;
-  Rows held;
-  if (rows > MOST_ROWS || !held.hold(scratch, x, rows, columns)) return 1;
+  Rows held[MOST_ROWS / BAND];
+  const int64_t bands = (rows + BAND - 1) / BAND;
+  const auto first_of = [&](int64_t band) { return rows * band / bands; };
+  if (rows > MOST_ROWS) return 1;
+  Held* memory = static_cast<Held*>(scratch.reserve(rows * steps_of(columns) * sizeof(Held)));
+  if (!memory) return 1;
+  for (int64_t b = 0; b < bands; b++)
+    held[b].hold(memory + first_of(b) * steps_of(columns), x + first_of(b) * columns, first_of(b + 1) - first_of(b),
+                 columns);
   if (rows == 1) {
     const int64_t chunk = std::max<int64_t>(1, CHUNK / (2 * std::max<int64_t>(columns, 1)));
     parallel_streams(outputs, chunk, [&](int64_t first, int64_t end) {
-      one_row(held.begin()->x, weight + first * columns, out + first, columns, end - first);
+      one_row(memory, weight + first * columns, out + first, columns, end - first);
     });
     return 0;
   }
   const int64_t blocks = (outputs + BLOCK - 1) / BLOCK;
   const int64_t chunk = std::max<int64_t>(1, BLOCKS / (2 * BLOCK * std::max<int64_t>(columns, 1)));
   parallel_streams(blocks, chunk, [&](int64_t first, int64_t end) {
-    alignas(64) Sums sums[BLOCK * MOST_ROWS];
-    alignas(64) Part parts[PARTS * MOST_ROWS];
+    alignas(64) Sums sums[BLOCK * BAND];
+    alignas(64) Part parts[PARTS * BAND];
     for (int64_t at = first; at < end; at++) {
-      const int64_t n = at * BLOCK;
-      block(held, weight + n * columns, out + n, columns, outputs, std::min<int64_t>(BLOCK, outputs - n),
-            at + 1 < blocks, sums, parts);
+      const int64_t n = at * BLOCK, there = std::min<int64_t>(BLOCK, outputs - n);
+      for (int64_t b = 0; b < bands; b++)
+        block(held[b], weight + n * columns, out + first_of(b) * outputs + n, columns, outputs, there,
+              b + 1 == bands && at + 1 < blocks, sums, parts);
     }
   });
   return 0;
