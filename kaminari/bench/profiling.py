@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from kaminari.bench.bench import Bench
 from kaminari.bench.decoders import WARM_STEPS
-from kaminari.bench.ranges import named_ranges
+from kaminari.bench.ranges import SAMPLING, named_ranges
 from kaminari.bench.recorder import Case
 from kaminari.bench.result import Share
 from kaminari.bench.session import Session, random_prompt
@@ -28,9 +28,9 @@ from kaminari.bench.stamps import Stamps
 from kaminari.model.kernels.native.build import native_kernels
 
 MARK = "kaminari: "
-HOST, SAMPLING = "host", "sampling"
+HOST = "host"
 SAMPLING_PARTS = ("sample", "collect")
-"""The parts of the step clock that are the device's, behind the model."""
+"""The parts of the step clock that are the device's, behind the step."""
 STEPS = 16
 PROFILED_STEPS = 3
 
@@ -57,7 +57,7 @@ def _on_cpu(bench: Bench, batch: int, context: int, length: int) -> tuple[dict[s
     stamps = Stamps(native_kernels().library)
     steps = []
     with named_ranges(loaded.model, stamps):
-        session = Session(loaded, batch, context, loaded.info.prefill_chunk)
+        session = Session(loaded, batch, context, loaded.info.prefill_chunk, marks=stamps)
         session.prefill(random_prompt(loaded, length), batch)
         session.steps(WARM_STEPS)
         for _ in range(STEPS):
@@ -65,8 +65,9 @@ def _on_cpu(bench: Bench, batch: int, context: int, length: int) -> tuple[dict[s
             before = session.clock.counts().seconds
             (whole,) = session.steps(1)
             after = session.clock.counts().seconds
-            sampling = sum(after[part] - before[part] for part in SAMPLING_PARTS)
-            steps.append((whole, {**stamps.take(), SAMPLING: sampling}))
+            parts = stamps.take()
+            behind = sum(after[part] - before[part] for part in SAMPLING_PARTS)
+            steps.append((whole, {**parts, SAMPLING: parts[SAMPLING] + behind}))
     return typical(steps)
 
 

@@ -17,7 +17,7 @@ from kaminari.model.family import VisionLanguageModel
 from kaminari.model.layers import Norm, SwiGLU
 from kaminari.model.linear import Linear
 
-AROUND = "embedding, rotation, sums"
+AROUND, SAMPLING = "embedding, rotation, sums", "sampling"
 MIXING = {"attend": "attention", "recur": "recurrence"}
 """What a layer's mixer does between its projections."""
 

@@ -17,7 +17,7 @@ from kaminari.bench.load import Ask, Load, closed_loop, open_loop
 from kaminari.bench.recorder import Case
 from kaminari.bench.result import OURS, Share
 from kaminari.bench.server_process import RunningServer, free_port, own_environment, own_line, running
-from kaminari.bench.step_counts import between, host_values, read_counts
+from kaminari.bench.step_counts import Steps, read_counts
 from kaminari.bench.vision import NO_BUDGET
 from kaminari.bench.work import count_operations, operations_floor, prompt_floor, step_floor
 from kaminari.smoke.pictures import data_url, line
@@ -64,7 +64,7 @@ def _closed(bench: Bench, name: str, server: RunningServer, floors: _Floors) -> 
         load = closed_loop(server.url, made, clients)
         record(bench, name, case, load)
         if counts is not None:
-            _attribute(bench, case, between(counts, read_counts(server.url), load.seconds))
+            _attribute(bench, case, Steps.between(counts, read_counts(server.url), load.seconds))
         bench.recorder.row(name, case).values["limit_tokens_per_second"] = floors.tokens_per_second(
             load, clients
         )
@@ -73,14 +73,15 @@ def _closed(bench: Bench, name: str, server: RunningServer, floors: _Floors) -> 
     return reached
 
 
-def _attribute(bench: Bench, case: Case, found: tuple[dict[str, float], float] | None) -> None:
+def _attribute(bench: Bench, case: Case, steps: Steps | None) -> None:
     """Keep where the time of a level's steps went."""
-    if found is None:
+    if steps is None:
         bench.recorder.note("answers of one token need no decode step: there was no time to attribute")
         return
-    parts, rows = found
-    bench.recorder.shares += [Share(case=case, component=part, seconds=each) for part, each in parts.items()]
-    bench.recorder.row(OURS, case).values.update(host_values(parts, rows))
+    bench.recorder.shares += [
+        Share(case=case, component=part, seconds=seconds) for part, seconds in steps.parts.items()
+    ]
+    bench.recorder.row(OURS, case).values.update(steps.values)
 
 
 def _open(bench: Bench, name: str, server: RunningServer, rate: float) -> None:

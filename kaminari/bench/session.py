@@ -9,7 +9,12 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from functools import partial
+from typing import Any
 
+from torch import Tensor
+
+from kaminari.bench.ranges import SAMPLING, Marks
 from kaminari.engine.drawn import Undrawn
 from kaminari.engine.loading import LoadedModel
 from kaminari.engine.params import SamplingParams
@@ -17,6 +22,7 @@ from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.runner import Runner
 from kaminari.engine.scheduler import Job, PrefillChunk, Scheduler
 from kaminari.engine.step_clock import StepClock
+from kaminari.model.batch import RowLengths
 
 SEED = 7
 
@@ -25,14 +31,23 @@ class Session:
     """`rows` slots of `capacity` tokens, and one greedy request with a choice in each slot.
 
     captured:  whether decode steps run captured, where they can be, as they do in the engine
+    marks:     told of each step's begin and end, as of a range of sampling: of what lies around the model
     clock:     where their time goes, by part
     """
 
     def __init__(
-        self, loaded: LoadedModel, rows: int, capacity: int, chunk: int, *, captured: bool = True
+        self,
+        loaded: LoadedModel,
+        rows: int,
+        capacity: int,
+        chunk: int,
+        *,
+        captured: bool = True,
+        marks: Marks | None = None,
     ) -> None:
         self.clock = StepClock()
-        self._runner = Runner(loaded.model, rows, capacity, loaded.end_token_ids, self.clock)
+        kind = Runner if marks is None else partial(_MarkedRunner, marks)
+        self._runner = kind(loaded.model, rows, capacity, loaded.end_token_ids, self.clock)
         if captured:
             self._runner.capture()
         self._scheduler = Scheduler(rows, chunk)
@@ -94,6 +109,19 @@ class Session:
         if self._job:
             self._scheduler.drop(self._job)
             self._runner.forget(self._job)
+
+
+class _MarkedRunner(Runner):
+    def __init__(self, marks: Marks, *args: Any) -> None:
+        self._marks = marks
+        super().__init__(*args)
+
+    def _step(self, layout: Tensor, host: RowLengths) -> tuple[Tensor, Tensor]:
+        self._marks.enter(SAMPLING)
+        try:
+            return super()._step(layout, host)
+        finally:
+            self._marks.leave()
 
 
 def random_prompt(loaded: LoadedModel, length: int, seed: int = SEED) -> PreparedPrompt:

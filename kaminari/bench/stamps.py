@@ -11,7 +11,7 @@ import itertools
 import time
 from collections import defaultdict
 
-from kaminari.bench.ranges import AROUND
+from kaminari.bench.ranges import SAMPLING
 
 NANOSECONDS = 1e9
 
@@ -45,7 +45,7 @@ class Stamps:
 
     def _border(self) -> None:
         stamp = ctypes.c_int64()
-        self._borders.append((self._open[-1] if self._open else AROUND, stamp))
+        self._borders.append((self._open[-1] if self._open else SAMPLING, stamp))
         if self._library is None:
             stamp.value = time.perf_counter_ns()
         else:

@@ -1,13 +1,16 @@
 """Where a server's time goes while clients load it, as its own `/metrics` counts it.
 
-A part of the engine's thread is the device's (`DEVICE_PARTS`) or the host's. What no part has is `elsewhere`:
-HTTP, clients that share the machine's cores with the server, and waiting for a request.
+A part of a step is the device's (`DEVICE_PARTS`) or the host's. The host may work while the device does, so
+the parts may add up to more than has passed; what a step takes beside the device is its wall time without the
+device's parts. That holds everything: the host's own parts as far as the device waited for them, HTTP,
+clients that share the machine's cores with the server, and waiting for a request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +19,6 @@ from kaminari.bench.load import LoadError
 
 DEVICE_PARTS = ("forward", "sample", "collect")
 """Of the engine's step clock; with prompts and pictures, which run between the steps."""
-ELSEWHERE = "elsewhere"
 SECONDS, STEPS, ROWS = "kaminari_step_seconds", "kaminari_decode_steps", "kaminari_decode_rows"
 TIMEOUT = 60.0
 
@@ -45,26 +47,32 @@ def read_counts(url: str) -> StepCounts:
         raise LoadError(f"the server's /metrics say nothing of its steps: {type(error).__name__}") from error
 
 
-def between(before: StepCounts, after: StepCounts, wall: float) -> tuple[dict[str, float], float] | None:
-    """Seconds of each part per decode step in `wall` seconds, and rows per step; None without a step.
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Means per decode step of a load: its wall time, seconds by part, and its rows."""
 
-    The parts add up to the wall time of a step.
-    """
-    steps = after.steps - before.steps
-    if not steps:
-        return None
-    spent = {part: total - before.seconds.get(part, 0.0) for part, total in after.seconds.items()}
-    spent[ELSEWHERE] = wall - sum(spent.values())
-    return {part: seconds / steps for part, seconds in spent.items()}, (after.rows - before.rows) / steps
+    wall: float
+    parts: Mapping[str, float]
+    rows: float
 
+    @classmethod
+    def between(cls, before: StepCounts, after: StepCounts, wall: float) -> Self | None:
+        """Of the steps that `wall` seconds held; None where there was none."""
+        steps = after.steps - before.steps
+        if not steps:
+            return None
+        spent = {part: total - before.seconds.get(part, 0.0) for part, total in after.seconds.items()}
+        parts = {part: seconds / steps for part, seconds in spent.items()}
+        return cls(wall / steps, parts, (after.rows - before.rows) / steps)
 
-def host_values(parts: Mapping[str, float], rows: float) -> dict[str, float]:
-    """What a step of so many rows took on the device and beside it."""
-    device = sum(parts.get(part, 0.0) for part in DEVICE_PARTS)
-    host = sum(parts.values()) - device
-    return {
-        "rows_per_step": rows,
-        "device_seconds_per_step": device,
-        "host_seconds_per_step": host,
-        "host_seconds_per_row": host / rows,
-    }
+    @property
+    def values(self) -> dict[str, float]:
+        """What a step took on the device and beside it."""
+        device = sum(self.parts.get(part, 0.0) for part in DEVICE_PARTS)
+        host = self.wall - device
+        return {
+            "rows_per_step": self.rows,
+            "device_seconds_per_step": device,
+            "host_seconds_per_step": host,
+            "host_seconds_per_row": host / self.rows,
+        }

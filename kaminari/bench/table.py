@@ -134,7 +134,7 @@ def _load(figure: Figure) -> str:
 
 
 def _step_table(result: Result) -> TextTable:
-    """A row per load: a step's time on the device and on the host, and which parts that is."""
+    """A row per load: a step's time on the device and beside it, and the engine's own parts."""
     parts = list(dict.fromkeys(share.component for share in result.shares))
     rows = []
     for figure in result.figures:

@@ -128,10 +128,10 @@ def test_a_load_that_was_profiled_has_a_row_of_its_steps() -> None:
     ]
     shares = tuple(
         Share(case=loads[0], component=name, seconds=seconds)
-        for name, seconds in (("forward", 2e-3), ("elsewhere", 1e-3))
+        for name, seconds in (("forward", 2e-3), ("plan", 1e-3))
     )
     _, table = tables(result_of(*figures, suite="serve", shares=shares))
-    assert table.headers == ("load", "rows", "a step", "device", "host", "host a row", "forward", "elsewhere")
+    assert table.headers == ("load", "rows", "a step", "device", "host", "host a row", "forward", "plan")
     assert table.rows == (
         ("2 clients", "1.50", "3.00 ms", "2.00 ms", "1.00 ms", "667 µs", "2.00 ms", "1.00 ms"),
     )
