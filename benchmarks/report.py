@@ -1,34 +1,39 @@
-"""Write the tables and plots of README.md and docs/benchmarks.md from the results that are committed.
+"""Write the tables and plots of the README and of the docs from the results that are committed.
 
     python -m benchmarks.report            # write them
     python -m benchmarks.report --check    # change nothing; exit code 1 where something would change
 
 A page holds what is written between two comments, of which the first says what stands there:
 
-    <!-- report: compare decode-2b -->     a row per case, with all entrants side by side
-    <!-- report: table serve-demo -->      every figure, with limits, machine and command
+    <!-- report: compare decode-2b decode-2b-int4 -->  a row per case, with all entrants side by side
+    <!-- report: table serve-demo -->  every figure, with limits, machine and command
     <!-- report: plot concurrency serve-demo serve-2b -->
+    <!-- report: hybrid sides minicpm-v-tiers -->  what `benchmarks.hybrid` wrote
     <!-- /report -->
 
-Names are those of files in benchmarks/results/, without `.json`. Writing plots needs the packages of
-benchmarks/requirements.txt; checking them does not: a plot carries a digest of what it was drawn from.
+Names are those of files in benchmarks/results/ (for `hybrid` in its folder of that name), without `.json`.
+Writing plots needs the packages of benchmarks/requirements.txt; checking them does not: a plot carries a
+digest of what it was drawn from.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks import hybrid_report
 from kaminari.bench.result import OURS, Figure, Result
 from kaminari.bench.table import in_order, limit_lines, markdown, spell_seconds, tables
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/hybrid.md")
 RESULTS = Path("benchmarks/results")
 PLOTS = Path("benchmarks/plots")
 PLOT_KINDS = {
@@ -138,10 +143,28 @@ def _block(root: Path, page: str, words: Sequence[str]) -> str:
         for name in names[1:]:
             load(root, name)
         return f"![{PLOT_KINDS[names[0]]}]({Path(target).as_posix()})"
-    make = _VERBS.get(verb)
-    if make is None or len(names) != 1:
-        raise ReportError(f"{page} asks for {' '.join(words)!r}, which is no report")
-    return "\n".join(make(load(root, names[0])))
+    if verb == "table" and len(names) == 1:
+        return "\n".join(_table(load(root, names[0])))
+    if verb == "compare" and names:
+        return "\n".join(_compare([load(root, name) for name in names]))
+    if verb == "hybrid" and len(names) > 1 and names[0] in hybrid_report.TABLES:
+        found = {name: _load_hybrid(root, name) for name in names[1:]}
+        try:
+            return "\n".join(hybrid_report.TABLES[names[0]](found))
+        except (LookupError, TypeError) as error:
+            raise ReportError(f"{', '.join(found)} cannot be made {names[0]} of: no {error}") from error
+    raise ReportError(f"{page} asks for {' '.join(words)!r}, which is no report")
+
+
+def _load_hybrid(root: Path, name: str) -> Mapping[str, Any]:
+    path = root / RESULTS / "hybrid" / f"{name}.json"
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ReportError(f"no result {name} in {RESULTS / 'hybrid'}") from error
+    except ValueError as error:
+        raise ReportError(f"{RESULTS / 'hybrid' / path.name} is no result: {error}") from error
+    return found
 
 
 def _table(result: Result) -> list[str]:
@@ -153,28 +176,43 @@ def _table(result: Result) -> list[str]:
     return lines
 
 
-def _compare(result: Result) -> list[str]:
-    """A row per case. A peer's cell says how many times kaminari's time it took."""
-    entrants = sorted({figure.entrant for figure in result.figures}, key=lambda name: (name != OURS, name))
-    keys = list(dict.fromkeys(key for figure in result.figures for key in figure.case))
-    rows: dict[str, dict[str, Figure]] = {}
-    for figure in in_order(result):
-        rows.setdefault(str(dict(figure.case)), {})[figure.entrant] = figure
+def _compare(results: Sequence[Result]) -> list[str]:
+    """A row per case, of one run or of several. A peer's cell says how many times kaminari's time it took."""
+    figures = [figure for result in results for figure in result.figures]
+    entrants = sorted({figure.entrant for figure in figures}, key=lambda name: (name != OURS, name))
+    keys = list(dict.fromkeys(key for figure in figures for key in figure.case))
+    several = ["weights"] if len(results) > 1 else []
     lines = [
-        _sentence(result),
+        *([_sentence(results[0])] if not several else _sentences(results)),
         "",
-        "| " + " | ".join([*keys, *entrants, "floor", f"{OURS} / floor"]) + " |",
-        "|" + "---|" * (len(keys) + len(entrants) + 2),
+        "| " + " | ".join([*several, *keys, *entrants, "floor", f"{OURS} / floor"]) + " |",
+        "|" + "---|" * (len(several) + len(keys) + len(entrants) + 2),
     ]
-    for row in rows.values():
-        first = next(iter(row.values()))
-        ours = row.get(OURS, first)
-        cells = [str(first.case.get(key, "")) for key in keys]
-        cells += [_cell(result, row.get(name)) for name in entrants]
-        cells.append("" if not ours.floor else spell_seconds(ours.floor))
-        cells.append("" if ours.over_floor is None else f"{ours.over_floor:.2f}")
-        lines.append("| " + " | ".join(cells) + " |")
+    for result in results:
+        rows: dict[str, dict[str, Figure]] = {}
+        for figure in in_order(result):
+            rows.setdefault(str(dict(figure.case)), {})[figure.entrant] = figure
+        for row in rows.values():
+            first = next(iter(row.values()))
+            ours = row.get(OURS, first)
+            cells = [result.subject.weights] if several else []
+            cells += [str(first.case.get(key, "")) for key in keys]
+            cells += [_cell(result, row.get(name)) for name in entrants]
+            cells.append("" if not ours.floor else spell_seconds(ours.floor))
+            cells.append("" if ours.over_floor is None else f"{ours.over_floor:.2f}")
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _sentences(results: Sequence[Result]) -> list[str]:
+    """What several runs have in common, and what each of them found the machine to give."""
+    if len({(each.suite, each.subject.name, each.subject.threads) for each in results}) > 1:
+        raise ReportError("runs of different suites, models or threads do not stand in one table")
+    limits = [
+        f"{result.subject.weights}: it {'; '.join(limit_lines(result.limits))}; {_commit(result)}"
+        for result in results
+    ]
+    return [f"{_where(results[0])}. {'. '.join(limits)}."]
 
 
 def _cell(result: Result, figure: Figure | None) -> str:
@@ -187,16 +225,24 @@ def _cell(result: Result, figure: Figure | None) -> str:
 
 def _sentence(result: Result) -> str:
     """Where, with what and of what, in one line."""
+    limits = "; ".join(limit_lines(result.limits))
+    whole = "" if result.complete else " Not complete."
+    kernels = "" if result.subject.kernels is None else f" on {result.subject.kernels} kernels"
+    return f"{_where(result, result.subject.precision + kernels)}; it {limits}; {_commit(result)}.{whole}"
+
+
+def _where(result: Result, precision: str = "") -> str:
     machine, subject = result.machine, result.subject
     device = machine.accelerator if subject.device == "cuda" else machine.cpu
-    limits = "; ".join(limit_lines(result.limits))
-    commit = "an unknown commit" if result.commit is None else f"commit {result.commit[:9]}"
-    whole = "" if result.complete else " Not complete."
     return (
-        f"{subject.name}, {subject.precision}, on {device} ({machine.cores} cores, "
-        f"{subject.threads} {'thread' if subject.threads == 1 else 'threads'}; it {limits}), "
-        f"torch {machine.torch}, transformers {machine.transformers}, {commit}.{whole}"
+        f"{subject.name}{precision and ', '}{precision}, on {device} ({machine.cores} cores, "
+        f"{subject.threads} {'thread' if subject.threads == 1 else 'threads'}), "
+        f"torch {machine.torch}, transformers {machine.transformers}"
     )
+
+
+def _commit(result: Result) -> str:
+    return "an unknown commit" if result.commit is None else f"commit {result.commit[:9]}"
 
 
 def _draw(root: Path, kind: str, names: Sequence[str]) -> None:
@@ -210,8 +256,6 @@ def _draw(root: Path, kind: str, names: Sequence[str]) -> None:
     (root / PLOTS).mkdir(exist_ok=True)
     plots.draw(kind, results, root / plot_path(kind, names), digest(results))
 
-
-_VERBS: Mapping[str, Callable[[Result], list[str]]] = {"table": _table, "compare": _compare}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,9 @@
 
 Counts memory that no file backs. What the process takes before a weight is read (Python, libraries, the
 tokenizer) is taken off: weights, cache, tables and scratch are left, then every slot is filled, and a picture
-is read in each. All on the CPU, in GiB.
+is read in each. "idle" is what stays then: Python's garbage is collected, and the heap's free pages go back
+once the engine has been idle; so they do before the first reading. Threads share a heap, as in `kaminari
+serve`. All on the CPU, in GiB.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import gc
 import io
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from PIL import Image
 from kaminari import Conversation, Engine, SamplingParams, collect
 from kaminari.config import load_settings
 from kaminari.engine.frontend import Frontend
+from kaminari.engine.heap import IDLE_SECONDS, share_heap, trimmer
 from kaminari.engine.loading import picture_rules, plan_model
 from kaminari.engine.prompt import PreparedPrompt
 
@@ -62,6 +66,7 @@ def main() -> None:
     parser.add_argument("--context", default="2048")
     parser.add_argument("--threads", default="auto")
     args = parser.parse_args()
+    share_heap()
     settings = load_settings(
         {
             "model.source": args.model,
@@ -77,8 +82,11 @@ def main() -> None:
     frontend = Frontend(
         plan.folder, plan.prompt_format, picture_rules(settings.pictures), plan.capacity.context
     )
-    watch = Watch()
+    gc.collect()
+    if (trim := trimmer(plan.device)) is not None:
+        trim()
     before = resident()
+    watch = Watch()
     # its memory is taken again by the engine's own
     del frontend
     gc.collect()
@@ -93,13 +101,13 @@ def main() -> None:
             f"planned {planned / GIB:.3f}: weights {capacity.weight_bytes / GIB:.3f}, cache "
             f"{capacity.cache_bytes / GIB:.3f}, tables {capacity.table_bytes / GIB:.3f}"
         )
-        print(_line("loaded", watch.most() - before, resident() - before))
+        print(_line("loaded", watch, before))
         words = [f"{number} " + "word " * (capacity.context // 2) for number in range(capacity.slots)]
         _answer(engine, [engine.prepare(Conversation.ask(each)) for each in words])
-        print(_line("slots half full", watch.most() - before, resident() - before))
+        print(_line("slots half full", watch, before))
         pictures = [_picture(number) for number in range(capacity.slots)]
         _answer(engine, [engine.prepare(Conversation.ask("What is it?", each)) for each in pictures])
-        print(_line("pictures read", watch.most() - before, resident() - before))
+        print(_line("pictures read", watch, before))
 
 
 def _answer(engine: Engine, prompts: Sequence[PreparedPrompt]) -> None:
@@ -114,8 +122,11 @@ def _picture(number: int) -> bytes:
     return file.getvalue()
 
 
-def _line(what: str, most: int, now: int) -> str:
-    return f"{what}: {now / GIB:.3f}, at most {most / GIB:.3f}"
+def _line(what: str, watch: Watch, before: int) -> str:
+    """What was taken at most until now, and what stays of it once the engine has been idle."""
+    gc.collect()
+    time.sleep(2 * IDLE_SECONDS)
+    return f"{what}: idle {(resident() - before) / GIB:.3f}, at most {(watch.most() - before) / GIB:.3f}"
 
 
 if __name__ == "__main__":

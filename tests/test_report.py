@@ -1,4 +1,4 @@
-"""README and docs/benchmarks.md say what the committed results say; an edit of either side is noticed."""
+"""The README and the docs say what the committed results say; an edit of either side is noticed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmarks import report
 from benchmarks.report import PAGES, RESULTS, ROOT, ReportError, main, rendered, stale_pages, stale_plots
 
 NAMES = sorted(path.stem for path in (ROOT / RESULTS).glob("*.json"))
+HYBRID = sorted(path.stem for path in (ROOT / RESULTS / "hybrid").glob("*.json"))
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def test_every_result_stands_on_a_page() -> None:
     pages = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     words = {word for block in report._BLOCK.findall(pages) for word in block[1].split()}
     assert NAMES
-    assert set(NAMES) <= words
+    assert HYBRID
+    assert {*NAMES, *HYBRID} <= words
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,12 +64,11 @@ def test_an_edited_page_is_noticed(copy: Path) -> None:
 
 
 def test_an_edited_result_is_noticed(copy: Path) -> None:
-    plots = report.wanted_plots(copy)
-    assert plots
-    path = copy / RESULTS / f"{plots[0][1][0]}.json"
+    plot = next(each for each in report.wanted_plots(copy) if each[0] == "ladder")
+    path = copy / RESULTS / f"{plot[1][0]}.json"
     edit(path, '"median": ', '"median": 9')
     assert stale_pages(copy)
-    assert report.plot_path(*plots[0]) in stale_plots(copy)
+    assert report.plot_path(*plot) in stale_plots(copy)
 
 
 def test_a_page_that_was_edited_is_written_back(copy: Path) -> None:
@@ -84,6 +85,13 @@ def test_a_page_that_was_edited_is_written_back(copy: Path) -> None:
         ("<!-- report: dance ladder -->\n<!-- /report -->", "asks for 'dance ladder'"),
         ("<!-- report: table -->\n<!-- /report -->", "asks for 'table'"),
         ("<!-- report: plot pie ladder -->\n<!-- /report -->", "asks for 'plot pie ladder'"),
+        ("<!-- report: compare -->\n<!-- /report -->", "asks for 'compare'"),
+        ("<!-- report: compare decode-2b decode-demo -->\n<!-- /report -->", "do not stand in one table"),
+        ("<!-- report: compare decode-2b prefill-2b -->\n<!-- /report -->", "do not stand in one table"),
+        ("<!-- report: hybrid sides -->\n<!-- /report -->", "asks for 'hybrid sides'"),
+        ("<!-- report: hybrid dance minicpm-v-tiers -->\n<!-- /report -->", "asks for 'hybrid dance"),
+        ("<!-- report: hybrid sides nowhere -->\n<!-- /report -->", "no result nowhere"),
+        ("<!-- report: hybrid parts minicpm-v-tiers -->\n<!-- /report -->", "cannot be made parts of"),
         ("<!-- report: table x -->\n", "without its end"),
     ],
 )
@@ -97,3 +105,35 @@ def test_a_broken_result_is_refused(copy: Path) -> None:
     (copy / RESULTS / f"{NAMES[0]}.json").write_text('{"format": 1}', encoding="utf-8")
     with pytest.raises(ReportError, match="is no result"):
         report.load(copy, NAMES[0])
+
+
+def test_a_broken_result_of_the_hybrid_decoder_is_refused(copy: Path) -> None:
+    path = copy / RESULTS / "hybrid" / f"{HYBRID[0]}.json"
+    for text in ("{", "{}", "[]"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ReportError, match=HYBRID[0]):
+            rendered(copy, "docs/hybrid.md")
+
+
+def test_several_runs_in_one_table_are_told_apart() -> None:
+    plain, packed = (report.load(ROOT, name) for name in ("decode-2b", "decode-2b-int4"))
+    lines = report._compare([plain, packed])
+    rows = [line.split(" | ") for line in lines if line.startswith(("| bfloat16", "| int4"))]
+    assert {row[0] for row in rows} == {"| bfloat16", f"| {packed.subject.quantization}"}
+    cases = [len({str(figure.case) for figure in result.figures}) for result in (plain, packed)]
+    assert len(rows) == sum(cases)
+    assert lines[0].count("reads memory at") == lines[0].count("commit ") == 2
+
+
+def test_other_kernels_than_the_default_are_told() -> None:
+    result = report.load(ROOT, "decode-2b")
+    subject = result.subject.model_copy(update={"kernels": "aten"})
+    assert "on aten kernels" in report._sentence(result.model_copy(update={"subject": subject}))
+    assert "kernels" not in report._sentence(result)
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_result_of_the_hybrid_decoder_names_no_place_of_the_machine(name: str) -> None:
+    text = (ROOT / RESULTS / "hybrid" / f"{name}.json").read_text(encoding="utf-8")
+    assert platform.node() not in text
+    assert "/" not in text.replace("tokens/s", "")

@@ -1,12 +1,13 @@
 """Decodes for a few seconds in every format that a model has here, by threads and rows: what advice rests on.
 
-Formats take turns one after the other, since each is loaded by itself: a machine that is busy for a part of
-the time is unfair to one of them. `kaminari bench` measures in turns.
+Formats come one after the other, since each is loaded by itself: a machine that is busy for a part of the
+time is unfair to one of them. `kaminari bench` measures in turns.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,16 +27,16 @@ from kaminari.config import (
     standard_place,
 )
 from kaminari.engine.loading import load_model, plan_model
-from kaminari.engine.prompt import PreparedPrompt
 from kaminari.model.packs.format import is_pack
 
 ROWS = (16, 8, 4, 2, 1)
-PROMPT = 192
+PROMPT = 64
+FEWEST_ROUNDS = 3
+FEWEST_STEPS = 2
 MOST_STEPS = 16
-FEWEST_STEPS = 3
-VISITS = 2
-"""How often each number of rows and threads is measured. The best counts: what else the machine does during
-one visit is not the model's."""
+VISIT_SECONDS = 0.1
+"""A visit to one number of rows and threads: many short ones in turn see more of what the machine does at
+times than a few long ones."""
 
 Say = Callable[[str], None]
 
@@ -71,54 +72,49 @@ def _is_there(source: ModelSource, pack: PackFormat) -> bool:
 def measure(settings: Settings, name: str, seconds: float, say: Say) -> Iterator[Rate]:
     """Load one format and yield its rates, in about `seconds` besides loading it.
 
-    Rows are as many as fit, up to 16; threads are one and what "auto" takes. Raises what `load_model` raises,
-    and changes the thread count of this thread.
+    Rows are as many as fit, up to 16; threads are one and what the engine takes. They take turns, in at least
+    `FEWEST_ROUNDS` rounds. Raises what `load_model` raises, and changes the thread count of this thread.
     """
     plan = plan_model(settings)
     rows = [count for count in ROWS if count <= plan.capacity.slots]
     prompt = min(PROMPT, plan.capacity.context // 2)
     say(f"{name}: loading")
     loaded = load_model(_sized(settings, rows[0]))
-    threads = sorted({1, torch.get_num_threads()}) if plan.device.type == "cpu" else [torch.get_num_threads()]
+    usual = torch.get_num_threads()
+    threads = sorted({1, usual}) if plan.device.type == "cpu" else [usual]
     capacity = prompt + len(rows) * len(threads) * (MOST_STEPS + 1) + 1
     if capacity > plan.capacity.context:
         raise ValueError(f"a context of {plan.capacity.context} tokens is too short to measure in")
     session = Session(loaded, rows[0], capacity, loaded.info.prefill_chunk)
-    say(f"{name}: reading a prompt")
     tokens = random_prompt(loaded, prompt)
-    share = seconds / (VISITS * len(rows) * len(threads))
-    best: dict[tuple[int, int], float] = {}
-    for _ in range(VISITS):
+    visits: dict[tuple[int, int], list[float]] = {}
+    began = time.perf_counter()
+    for turn in itertools.count(1):
+        say(f"{name}: round {turn}")
         session.prefill(tokens, rows[0])
         for count in rows:
             session.narrow(count)
-            for number in threads:
-                say(f"{name}: {count} rows, {number} threads")
+            for number in threads if turn % 2 else reversed(threads):
                 torch.set_num_threads(number)
-                step = _step(session, tokens, count, share)
-                best[count, number] = min(step, best.get((count, number), step))
-    for (count, number), step in best.items():
-        yield Rate(name, number, count, count / step)
+                visits.setdefault((count, number), []).append(count / _step(session))
+        if turn >= FEWEST_ROUNDS and time.perf_counter() - began >= seconds:
+            break
+    for (count, number), rates in sorted(visits.items(), key=lambda each: (-each[0][0], each[0][1])):
+        yield Rate(name, number, count, tuple(rates), number == usual)
     del session, loaded
     gc.collect()
 
 
-def _step(session: Session, prompt: PreparedPrompt, rows: int, seconds: float) -> float:
-    """The median seconds of a step, over as many steps as the time allows.
-
-    Where `MOST_STEPS` take less than half of it, the rows begin again behind the prompt, and never grow long.
-    """
+def _step(session: Session) -> float:
+    """The median seconds of a step, over one visit."""
+    session.steps(1)
     samples: list[float] = []
     began = time.perf_counter()
-    while True:
-        session.steps(1)
-        for _ in range(MOST_STEPS):
-            samples += session.steps(1)
-            if len(samples) >= FEWEST_STEPS and time.perf_counter() - began >= seconds:
-                return statistics.median(samples)
-        if 2 * (time.perf_counter() - began) >= seconds:
-            return statistics.median(samples)
-        session.prefill(prompt, rows)
+    while len(samples) < FEWEST_STEPS or time.perf_counter() - began < VISIT_SECONDS:
+        samples += session.steps(1)
+        if len(samples) == MOST_STEPS:
+            break
+    return statistics.median(samples)
 
 
 def _sized(settings: Settings, slots: int) -> Settings:

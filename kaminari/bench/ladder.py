@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kaminari.bench.bench import Bench
-from kaminari.bench.decode import DYNAMIC, WARM_STEPS, Decoder, decoders, prompt_room, steps_of
+from kaminari.bench.decoders import DYNAMIC, Decoder, decoders, prompt_room, steps_of
 from kaminari.bench.recorder import Case, Floor, join_case
 from kaminari.bench.result import OURS
 from kaminari.bench.subject import CasesError
@@ -94,6 +94,6 @@ def _ready(bench: Bench, name: str, context: int) -> _Climber:
     decoder = next(each for each in entrants if each.name == rung.entrant)
     bench.recorder.starting(f"{name}: filling {context} tokens")
     decoder.open(rung.rows)
-    decoder.steps(WARM_STEPS)
+    decoder.warm_up()
     room = prompt_room(context, steps_of(bench.options))
     return _Climber(name, decoder, step_floor(bench.subject.work, rung.rows, context - room))

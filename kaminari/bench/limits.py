@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kaminari.bench.timing import timed
+from kaminari.model import huge_pages
 
 TRIES = 3
 LEAST_READ, MOST_READ = 1 << 20, 1 << 30
@@ -73,7 +74,7 @@ def _ones(device: torch.device, dtype: torch.dtype, size: int) -> Tensor:
     """A matrix [n, 1024] of so many bytes, or of fewer beside a model that leaves no room for them."""
     columns = 1024
     try:
-        return torch.ones(size // (columns * dtype.itemsize), columns, dtype=dtype, device=device)
+        return huge_pages.zeros((size // (columns * dtype.itemsize), columns), dtype, device).fill_(1)
     except torch.OutOfMemoryError:
         if size < 2 * LEAST_READ:
             raise

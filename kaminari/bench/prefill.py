@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 
 from kaminari.bench.bench import Bench
-from kaminari.bench.decode import HF, LLAMA
+from kaminari.bench.decoders import HF, LLAMA
 from kaminari.bench.recorder import join_case
 from kaminari.bench.result import OURS
 from kaminari.bench.session import Session, random_prompt

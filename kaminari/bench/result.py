@@ -32,7 +32,10 @@ class Machine(Record):
 
 
 class Subject(Record):
-    """The model that was measured. `threads` are the CPU threads of every entrant."""
+    """The model that was measured. `threads` are the CPU threads of every entrant.
+
+    kernels:  the setting, where it is not `auto`
+    """
 
     name: str
     family: str
@@ -42,6 +45,12 @@ class Subject(Record):
     quantization: str
     threads: int
     weight_bytes: int
+    kernels: str | None = None
+
+    @property
+    def weights(self) -> str:
+        """What the decoder's weights are: its dtype, or those of a pack."""
+        return self.dtype if self.quantization == "none" else self.quantization
 
     @property
     def precision(self) -> str:
@@ -97,6 +106,13 @@ class Figure(Record):
     def over_floor(self) -> float | None:
         """How many times the floor it took."""
         return None if not self.floor else self.seconds.median / self.floor
+
+    @property
+    def beats_its_limit(self) -> bool:
+        """Whether it took less than its floor, or brought more than the limits allow a load."""
+        limit = self.values.get("limit_tokens_per_second")
+        loaded = limit is not None and self.values["tokens_per_second"] > limit
+        return loaded or (self.over_floor is not None and self.over_floor < 1)
 
 
 class Share(Record):

@@ -130,14 +130,12 @@ def _run_in_process(
     finally:
         # whoever else uses the machine may have used it before: a limit is the best of all
         found.limits = bench.measure_limits()
-    if any(
-        figure.over_floor is not None and figure.over_floor < 1 for figure in recorder.figures(found.limits)
-    ):
+    if any(figure.beats_its_limit for figure in recorder.figures(found.limits)):
         recorder.note(
-            "a figure lies below its floor: the machine was busy whenever its limits were measured, or a "
+            "a figure is better than its limit: the machine was busy whenever its limits were measured, or a "
             "pack's products are of fewer bits than those of the limit"
         )
-    if options.profile:
+    if options.profile and suite == "decode":
         for batch in options.batches:
             recorder.starting(f"profile of batch {batch}")
             profiling.profile_decode(bench, batch, options.contexts[0])
@@ -186,5 +184,5 @@ def check_peers(suite: str, options: Options) -> None:
         raise CasesError(f"{suite} has no peer {', '.join(sorted(strangers))}; it has {known}")
     if suite == "serve" and options.llama_cpp is not None and options.pictures_share:
         raise CasesError("llama.cpp takes part in serve with text alone: add --pictures-share 0")
-    if options.profile and suite != "decode":
-        raise CasesError("--profile attributes the time of decode steps: use it with decode")
+    if options.profile and suite not in ("decode", "serve"):
+        raise CasesError("--profile attributes the time of decode steps: use it with decode or serve")

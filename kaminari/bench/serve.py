@@ -12,11 +12,12 @@ import httpx
 import numpy as np
 
 from kaminari.bench.bench import Bench
-from kaminari.bench.decode import LLAMA
+from kaminari.bench.decoders import LLAMA
 from kaminari.bench.load import Ask, Load, closed_loop, open_loop
 from kaminari.bench.recorder import Case
-from kaminari.bench.result import OURS
+from kaminari.bench.result import OURS, Share
 from kaminari.bench.server_process import RunningServer, free_port, own_environment, own_line, running
+from kaminari.bench.step_counts import between, host_values, read_counts
 from kaminari.bench.vision import NO_BUDGET
 from kaminari.bench.work import count_operations, operations_floor, prompt_floor, step_floor
 from kaminari.smoke.pictures import data_url, line
@@ -58,15 +59,28 @@ def _closed(bench: Bench, name: str, server: RunningServer, floors: _Floors) -> 
     for clients in sorted(bench.options.clients):
         case: Case = {"loop": "closed", "clients": clients}
         bench.recorder.starting(f"{name}: {clients} clients")
-        count = bench.options.requests * clients
-        load = closed_loop(server.url, asks(bench, model, count, clients), clients)
+        made = asks(bench, model, bench.options.requests * clients, clients)
+        counts = read_counts(server.url) if bench.options.profile and name == OURS else None
+        load = closed_loop(server.url, made, clients)
         record(bench, name, case, load)
+        if counts is not None:
+            _attribute(bench, case, between(counts, read_counts(server.url), load.seconds))
         bench.recorder.row(name, case).values["limit_tokens_per_second"] = floors.tokens_per_second(
             load, clients
         )
         reached = max(reached, len(load.answers) / load.seconds)
         bench.recorder.done(f"{name}: {clients} clients")
     return reached
+
+
+def _attribute(bench: Bench, case: Case, found: tuple[dict[str, float], float] | None) -> None:
+    """Keep where the time of a level's steps went."""
+    if found is None:
+        bench.recorder.note("answers of one token need no decode step: there was no time to attribute")
+        return
+    parts, rows = found
+    bench.recorder.shares += [Share(case=case, component=part, seconds=each) for part, each in parts.items()]
+    bench.recorder.row(OURS, case).values.update(host_values(parts, rows))
 
 
 def _open(bench: Bench, name: str, server: RunningServer, rate: float) -> None:

@@ -16,6 +16,7 @@ from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.runner import Runner
 from kaminari.engine.scheduler import Job, PrefillChunk, Scheduler
+from kaminari.engine.step_clock import StepClock
 
 SEED = 7
 
@@ -24,12 +25,14 @@ class Session:
     """`rows` slots of `capacity` tokens, and one greedy request with a choice in each slot.
 
     captured:  whether decode steps run captured, where they can be, as they do in the engine
+    clock:     where their time goes, by part
     """
 
     def __init__(
         self, loaded: LoadedModel, rows: int, capacity: int, chunk: int, *, captured: bool = True
     ) -> None:
-        self._runner = Runner(loaded.model, rows, capacity, loaded.end_token_ids)
+        self.clock = StepClock()
+        self._runner = Runner(loaded.model, rows, capacity, loaded.end_token_ids, self.clock)
         if captured:
             self._runner.capture()
         self._scheduler = Scheduler(rows, chunk)
@@ -70,15 +73,19 @@ class Session:
         seconds = []
         for _ in range(count):
             began = time.perf_counter()
+            self.clock.start()
             rows = self._scheduler.plan().decode
             if not rows:
                 raise ValueError(f"the slots hold no more than {self._capacity} tokens")
+            self.clock.lap("plan")
             self._keep(self._runner.decode(rows))
             seconds.append(time.perf_counter() - began)
         return seconds
 
     def _keep(self, undrawn: Undrawn) -> None:
-        for drawn in self._runner.draw(undrawn, undrawn.rows).collect():
+        tokens = self._runner.draw(undrawn, undrawn.rows).collect()
+        self.clock.lap("collect")
+        for drawn in tokens:
             if drawn.token is None:
                 raise FloatingPointError("the model's logits are not finite")
             self.tokens[drawn.choice].append(drawn.token)

@@ -1,7 +1,8 @@
 """The start-up suite: seconds from the command until a server is ready, and until it has answered.
 
-A first start finds nothing in the system's cache of files and no compiled code; a second start finds what
-the first one left. The peer `transformers` is a process that loads the model and makes one token.
+A first start finds neither checkpoint nor pack in the system's cache of files and no compiled code; a second
+start finds what the first one left. The peer `transformers` is a process that loads the model and makes one
+token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from kaminari.bench.decode import HF
+from kaminari.bench.decoders import HF
 from kaminari.bench.limits import file_rate, forget_file
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.options import Options
@@ -38,7 +39,8 @@ def run(settings: Settings, plan: ModelPlan, options: Options, recorder: Recorde
     """Measure, and return the limits that floors followed from."""
     names = [OURS, *([HF] if options.hf else [])]
     recorder.expect(options.rounds * len(names) * len(STARTS))
-    files = sorted(plan.folder.glob("*.safetensors"))
+    folders = [plan.folder, *([] if plan.pack is None else [plan.pack.folder])]
+    files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
     recorder.starting("how fast the checkpoint can be read")
     limits = _limits(files, recorder)
     for _ in range(options.rounds):

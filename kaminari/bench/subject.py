@@ -8,7 +8,7 @@ import torch
 
 from kaminari.bench.result import Subject
 from kaminari.bench.work import DecoderWork, decoder_work
-from kaminari.config import EngineSettings, Settings
+from kaminari.config import EngineSettings, KernelChoice, Settings
 from kaminari.engine.loading import (
     LoadedModel,
     ModelPlan,
@@ -87,6 +87,7 @@ def describe(settings: Settings, plan: ModelPlan) -> Subject:
         quantization="none" if plan.pack is None else plan.pack.header.word,
         threads=cpu_threads(settings.engine.threads, plan.footprint.weights),
         weight_bytes=plan.capacity.weight_bytes,
+        kernels=None if settings.model.kernels is KernelChoice.AUTO else settings.model.kernels.value,
     )
 
 

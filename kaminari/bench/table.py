@@ -9,6 +9,7 @@ from kaminari.bench.result import OURS, Figure, Limits, Result
 from kaminari.engine.capacity import format_bytes
 
 NOTHING = ""
+STEP_TIME = "where a step's time goes"
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
 
@@ -23,9 +24,10 @@ class TextTable:
 
 def tables(result: Result) -> list[TextTable]:
     """The figures, and where the time went if that was asked for."""
-    made = [_serve_table(result) if result.suite == "serve" else _figure_table(result)]
+    serves = result.suite == "serve"
+    made = [_serve_table(result) if serves else _figure_table(result)]
     if result.shares:
-        made.append(_share_table(result))
+        made.append(_step_table(result) if serves else _share_table(result))
     return made
 
 
@@ -131,6 +133,27 @@ def _load(figure: Figure) -> str:
     return "1 client" if clients == 1 else f"{clients} clients"
 
 
+def _step_table(result: Result) -> TextTable:
+    """A row per load: a step's time on the device and on the host, and which parts that is."""
+    parts = list(dict.fromkeys(share.component for share in result.shares))
+    rows = []
+    for figure in result.figures:
+        if "rows_per_step" not in figure.values:
+            continue
+        values = figure.values
+        spent = {share.component: share.seconds for share in result.shares if share.case == figure.case}
+        device, host = values["device_seconds_per_step"], values["host_seconds_per_step"]
+        rows.append(
+            (
+                *(_load(figure), _value(figure, "rows_per_step"), spell_seconds(device + host)),
+                *(spell_seconds(device), spell_seconds(host), spell_seconds(values["host_seconds_per_row"])),
+                *(spell_seconds(spent.get(part, 0.0)) for part in parts),
+            )
+        )
+    headers = ("load", "rows", "a step", "device", "host", "host a row", *parts)
+    return TextTable(STEP_TIME, headers, tuple(rows))
+
+
 def _share_table(result: Result) -> TextTable:
     rows = []
     for case in list(dict.fromkeys(str(dict(share.case)) for share in result.shares)):
@@ -141,7 +164,7 @@ def _share_table(result: Result) -> TextTable:
             (words, share.component, spell_seconds(share.seconds), f"{share.seconds / whole:.1%}")
             for share in own
         ]
-    return TextTable("where a step's time goes", ("case", "component", "time", "share"), tuple(rows))
+    return TextTable(STEP_TIME, ("case", "component", "time", "share"), tuple(rows))
 
 
 def _title(result: Result) -> str:

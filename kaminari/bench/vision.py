@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from kaminari.bench.bench import Bench
-from kaminari.bench.decode import HF
+from kaminari.bench.decoders import HF
 from kaminari.bench.hf import Reference
 from kaminari.bench.llama_cpp import PeerError
 from kaminari.bench.recorder import join_case

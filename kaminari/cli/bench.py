@@ -159,7 +159,9 @@ def _parser() -> CommandParser:
         "--rungs", type=_rungs, metavar="RUNG[,RUNG]", help="of the ladder (default: all that the model has)"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="say which components of a decode step take its time"
+        "--profile",
+        action="store_true",
+        help="say what takes the time of a decode step, with decode and serve",
     )
     add_settings_flags(parser, ("model", "engine"))
     return parser

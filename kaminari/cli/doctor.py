@@ -1,7 +1,7 @@
 """`kaminari doctor`: whether this machine can serve a model, how much of it fits, and what is missing.
 
 Reads headers and configuration, and downloads nothing unless told to; weights only with `--measure`, which
-decodes for a minute to recommend settings. On CUDA it tries the kernels of attention on a few small rows.
+decodes for a while to recommend settings. On CUDA it tries the kernels of attention on a few small rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     parser = command_parser("doctor", "Say whether this machine can serve a model, and what is missing.")
     parser.add_argument("--download", action="store_true", help="fetch a hub model that is not here yet")
     parser.add_argument(
-        "--measure", action="store_true", help="decode for a minute, and recommend format, threads and slots"
+        "--measure", action="store_true", help="decode for a while, and recommend format, threads and slots"
     )
     add_settings_flags(parser, ("model", "engine"))
     command = parse_command(parser, argv)

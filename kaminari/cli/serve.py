@@ -21,7 +21,8 @@ from kaminari.cli.chat import precision
 from kaminari.cli.errors import CommandError
 from kaminari.cli.flags import add_settings_flags, command_parser, parse_command
 from kaminari.cli.loading import load_engine
-from kaminari.config import LogLevel, ServerSettings, Settings
+from kaminari.config import DeviceChoice, LogLevel, ServerSettings, Settings
+from kaminari.engine.heap import share_heap
 
 if TYPE_CHECKING:
     from kaminari.engine.engine import Engine
@@ -50,6 +51,8 @@ def serve(settings: Settings) -> int:
     if folder is not None and not folder.is_dir():
         raise CommandError(f"the media folder {folder} is not a folder; change KAMINARI_MEDIA__FOLDER")
     listener = _listen(settings.server)
+    if settings.model.device is not DeviceChoice.CUDA:
+        share_heap()
     from kaminari.openai_api.app import create_app
     from kaminari.openai_api.lifecycle import Lifecycle
     from kaminari.openai_api.server import Server

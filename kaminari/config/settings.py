@@ -180,7 +180,8 @@ class EngineSettings(Group):
     )
     pipeline_depth: AutoDepth = Field(
         default="auto",
-        description="steps in flight; at 2 the host works while the device does; auto: 2 on cuda, 1 on a CPU",
+        description="steps in flight; at 2 the host works while the device does; auto: 2 on cuda, and on a "
+        "CPU where the engine's threads leave a core to the host",
     )
     stall_after: Duration = Field(
         default=timedelta(seconds=120),

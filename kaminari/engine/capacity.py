@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 AUTO_SLOTS = 8
 SMALL_AUTO_SLOTS = 16
-"""Where slots cost next to nothing: as many rows as a recorded decode step may have."""
+"""Where slots cost next to nothing; a decode step of so many rows is recorded."""
 SMALL_CACHE = 256 * 2**20
 """Bytes that so many slots may take, all together."""
 AUTO_CONTEXT = 8192

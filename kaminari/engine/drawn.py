@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,15 @@ class DrawRow:
 
 @dataclass(frozen=True, slots=True)
 class Undrawn:
-    """Logits [R, V] on the device, and their R rows."""
+    """Logits [R, V] on the device, and their R rows.
+
+    likeliest:  [R] int64, what a row draws that takes the largest of its logits, -1 where they are not
+                finite; it lies where the next step finds it. None where nothing has looked for it yet.
+    """
 
     logits: Tensor
     rows: tuple[DrawRow, ...]
+    likeliest: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +61,18 @@ class DrawnToken:
 class Drawn:
     """Tokens on their way to the host, in one transfer that was queued behind their draw."""
 
-    def __init__(self, rows: tuple[DrawRow, ...], sampled: Sampled, tops: tuple[int | None, ...]) -> None:
-        """`tops`: how many of the likeliest tokens each row asked for; None where it asked for no
-        log-probability."""
+    def __init__(
+        self, rows: tuple[DrawRow, ...], sampled: Sampled | Tensor, tops: Sequence[int | None] = ()
+    ) -> None:
+        """
+        sampled:  what the rows drew; or their ids alone, -1 where there is none
+        tops:     how many of the likeliest tokens each row asked for; None where it asked for no
+                  log-probability
+        """
         self.rows = rows
         self._tops = tops
-        self._named = sampled.logprobs is not None
-        self._copy = HostCopy(_table(sampled))
+        self._named = isinstance(sampled, Sampled) and sampled.logprobs is not None
+        self._copy = HostCopy(_table(sampled) if isinstance(sampled, Sampled) else sampled)
 
     def collect(self) -> list[DrawnToken]:
         """Wait for these tokens, and for nothing that was launched after them."""

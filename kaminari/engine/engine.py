@@ -27,6 +27,7 @@ from kaminari.config import Settings
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.errors import ContextLengthExceeded, EngineUnavailable, QueueFull, RequestError
 from kaminari.engine.events import Failed
+from kaminari.engine.heap import IdleHeap, trimmer
 from kaminari.engine.info import EngineInfo, EngineStatus
 from kaminari.engine.loading import LoadedModel, Progress, load_model
 from kaminari.engine.loop import EngineLoop
@@ -228,15 +229,17 @@ class Engine:
                 loaded = build()
                 loop = EngineLoop(loaded, self._ended)
                 loop.runner.warm_up()
+                heap = IdleHeap(trimmer(loaded.model.device))
             except BaseException as error:
                 outcome.put(error)
                 return
             outcome.put((loaded, loop))
             message = DEAD
             try:
-                while self._receive(loop):
+                while self._receive(loop, heap):
                     loop.expecting = self._expected > 0 or time.monotonic() < self._expected_until
                     loop.step()
+                    heap.worked()
                     self._last_progress = time.monotonic()
                 message = CLOSING
             except Exception:
@@ -244,15 +247,19 @@ class Engine:
             finally:
                 self._refuse_all(message)
 
-    def _receive(self, loop: EngineLoop) -> bool:
+    def _receive(self, loop: EngineLoop, heap: IdleHeap) -> bool:
         """Take in what has arrived, waiting for it where there is nothing to do. False once closed."""
         held = loop.held
         while True:
+            idle = loop.idle
             try:
-                item = self._inbox.get(loop.idle or held, HELD_SECONDS if held and not loop.idle else None)
+                item = self._inbox.get(idle or held, heap.due if idle else HELD_SECONDS)
                 held = False
             except queue.Empty:
-                return True
+                if not idle:
+                    return True
+                heap.idle()
+                continue
             if isinstance(item, _Close):
                 return False
             if isinstance(item, _Abort):

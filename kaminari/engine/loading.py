@@ -31,6 +31,7 @@ from kaminari.engine.placement import (
     Dtypes,
     PlacementError,
     cpu_threads,
+    pipeline_depth,
     prefill_chunk,
     resolve_device,
     resolve_dtypes,
@@ -181,7 +182,7 @@ def load_model(settings: Settings, progress: Progress | None = None) -> LoadedMo
         demo=isinstance(settings.model.source, Demo),
         aliases=settings.model.aliases,
         kernels=kernels_word(plan, lambda: native_kernels().word),
-        pipeline_depth=pipeline_depth(settings, plan.device),
+        pipeline_depth=pipeline_depth(settings.engine.pipeline_depth, plan.device),
         prefill_chunk=prefill_chunk(settings.engine.prefill_chunk, plan.capacity.weight_bytes, plan.device),
     )
     return LoadedModel(model, frontend, plan.prompt_format.end_token_ids, info)
@@ -212,14 +213,6 @@ def picture_rules(settings: PictureSettings) -> PictureRules:
         max_pixels=settings.max_pixels,
         max_count=settings.max_count,
     )
-
-
-def pipeline_depth(settings: Settings, device: torch.device) -> int:
-    """Steps in flight. On a CPU a forward pass keeps its thread until it is done: at depth 2 nothing would
-    overlap, and each token would come a step later."""
-    if settings.engine.pipeline_depth != "auto":
-        return settings.engine.pipeline_depth
-    return 2 if device.type == "cuda" else 1
 
 
 def _spell(dtype: torch.dtype) -> str:

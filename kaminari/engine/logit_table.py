@@ -34,6 +34,11 @@ class LogitRules:
     ends: Tensor | None
     min_tokens: int
 
+    @property
+    def edits(self) -> bool:
+        """Whether anything is done to the logits of any token."""
+        return self.penalties is not None or self.bias is not None or self.ends is not None
+
 
 @dataclass(slots=True)
 class _Flags:

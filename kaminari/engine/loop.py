@@ -42,7 +42,14 @@ class EngineLoop:
         info = loaded.info
         self.clock = StepClock()
         self.scheduler = Scheduler(info.slots, info.prefill_chunk)
-        self.runner = Runner(loaded.model, info.slots, info.context, loaded.end_token_ids, self.clock)
+        self.runner = Runner(
+            loaded.model,
+            info.slots,
+            info.context,
+            loaded.end_token_ids,
+            self.clock,
+            overlap=info.pipeline_depth > 1,
+        )
         self.pipeline = Pipeline(self.scheduler, self.runner, self, info.pipeline_depth, self.clock)
         self._detokenizers = DetokenizerFactory(loaded.frontend.tokenizer)
         self._token_text = TokenText(loaded.frontend.tokenizer)
@@ -105,8 +112,6 @@ class EngineLoop:
             self.pipeline.advance(DecodeStep(plan.decode))
         if not plan:
             self.pipeline.drain()
-        self._publish()
-        self.clock.lap("publish")
 
     def commit(self, token: DrawnToken) -> None:
         """Hand a drawn token to its writer."""
@@ -139,8 +144,8 @@ class EngineLoop:
             else:
                 request.prefill += seconds
 
-    def _publish(self) -> None:
-        """Hand a tick's events to their readers; a request that is over is forgotten before that."""
+    def committed(self) -> None:
+        """Hand an item's events to their readers; a request that is over is forgotten before that."""
         news, self._news = self._news, defaultdict(list)
         ready: list[tuple[EventStream, list[Event]]] = []
         for request_id, events in news.items():
@@ -155,6 +160,7 @@ class EngineLoop:
                 self._forget(request.id)
             ready.append((request.stream, events))
         publish_all(ready)
+        self.clock.lap("publish")
 
     def _writer(self, request: Request, choice: int) -> ChoiceWriter:
         grammar = request.prompt.grammar

@@ -2,11 +2,13 @@
 
 An item is a picture, a prefill chunk or a decode step. Its life: launch (pictures and forward passes), draw
 (one token per row), settle (wait for it, then commit its tokens to text). At depth 1 an item settles before
-the next is launched. At depth 2 the next one's forward pass is launched first, and the host commits,
-publishes and plans while the device is at it:
+the next is launched. At depth 2 the next one's forward pass is launched first, and the host commits
+and publishes while the device is at it:
 
     host    launch 1, draw 1 | launch 2, settle 1, draw 2 | launch 3, settle 2, draw 3 | ...
     device  [forward 1][draw]  [forward 2           ][draw] [forward 3          ][draw]
+
+An item that keeps the host until it is over (a CPU's prompt chunk) is alone, as at depth 1.
 
 What holds:
   1. Items are launched, drawn and settled in the order of the plans, and at most `depth` are in flight.
@@ -59,6 +61,10 @@ class Device(Protocol):
         """What waits for all that was launched so far; None where launching waits already."""
         ...
 
+    def overlaps(self, item: Item) -> bool:
+        """Whether the host has something to gain from launching an item before the last one is settled."""
+        ...
+
 
 class Owner(Protocol):
     """Who gets the results."""
@@ -71,6 +77,10 @@ class Owner(Protocol):
 
     def worked(self, item: WorkItem, seconds: float) -> None:
         """The device has spent this time on an item."""
+        ...
+
+    def committed(self) -> None:
+        """All tokens of an item were committed."""
         ...
 
 
@@ -106,13 +116,16 @@ class Pipeline:
 
     def advance(self, item: Item) -> None:
         """Launch the next item, settle what was in flight before it, and draw its tokens."""
+        alone = self.depth == 1 or not self._device.overlaps(item)
+        if alone:
+            self.drain()
         flight = self._launch(item)
         if flight is None:
             return
         self.drain()
         self._draw(flight)
         self._flying = flight
-        if self.depth == 1:
+        if alone:
             self.drain()
 
     def drain(self) -> None:
@@ -179,6 +192,7 @@ class Pipeline:
             if self._scheduler.runs(token.job, token.choice):
                 self._owner.commit(token)
         self._clock.lap("write")
+        self._owner.committed()
 
 
 def _jobs(item: Item) -> set[int]:

@@ -84,6 +84,22 @@ def cpu_threads(choice: int | Literal["auto"], weight_bytes: int) -> int:
         return choice
     if weight_bytes < SHARED_FROM:
         return 1
+    return usable_cores()
+
+
+def pipeline_depth(choice: int | Literal["auto"], device: torch.device) -> int:
+    """Steps in flight.
+
+    "auto" is 2 on CUDA. On a CPU it is 2 where the steps' threads (those of the calling thread) leave a core
+    to the host, which else would only take theirs.
+    """
+    if choice != "auto":
+        return choice
+    return 2 if device.type == "cuda" or torch.get_num_threads() < usable_cores() else 1
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use."""
     usable = len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else 0
     cores = psutil.cpu_count(logical=False) or 1
     return max(1, min(cores, usable or cores))

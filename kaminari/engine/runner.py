@@ -22,14 +22,14 @@ from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.sampler import sample
 from kaminari.engine.sampling_table import SamplingTable
-from kaminari.engine.scheduler import DecodeRow, EncodePicture, PrefillChunk
+from kaminari.engine.scheduler import DecodeRow, DecodeStep, EncodePicture, Item, PrefillChunk
 from kaminari.engine.step_clock import StepClock
 from kaminari.engine.step_graphs import StepGraphs, recorder_for
 from kaminari.engine.token_mask import token_mask
 from kaminari.engine.transfer import mark, to_device
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
-from kaminari.model.operators import narrow, pick
+from kaminari.model.operators import greedy, leave, narrow, pick
 
 
 class VisionRowsMismatch(Exception):
@@ -39,7 +39,7 @@ class VisionRowsMismatch(Exception):
 @dataclass(slots=True)
 class _RunnerJob:
     """A prompt on the device: tokens [T], positions [3, T], what is done to its logits, what holds each
-    choice, and the rows of its pictures so far."""
+    choice, whether it only takes the largest of its logits, and the rows of its pictures so far."""
 
     prompt: PreparedPrompt
     params: SamplingParams
@@ -48,6 +48,7 @@ class _RunnerJob:
     positions: Tensor
     rules: LogitRules
     constraints: Sequence[Constraint | None]
+    plain: bool
     vision: dict[int, VisionRows] = field(default_factory=dict)
 
 
@@ -61,9 +62,13 @@ class Runner:
         context: int,
         end_token_ids: AbstractSet[int],
         clock: StepClock | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
+        """`overlap`: decode steps may run while the host does something else, where the device can."""
         self.model = model
         self._end_token_ids = end_token_ids
+        self._overlap = overlap
         self._clock = clock or StepClock()
         self.cache = model.new_cache(slots, context)
         self._sampling = SamplingTable(slots, model.vocab_size, model.device)
@@ -72,8 +77,9 @@ class Runner:
         self._numbers = torch.arange(slots, device=model.device)
         self._ones = torch.ones(slots, dtype=torch.int32, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
-        self._graphs = StepGraphs(self._captured_step, model.device)
-        self._recorder = recorder_for(self.cache, model.device)
+        self._fault: Exception | None = None
+        recorder = recorder_for(self.cache, model.device, overlap)
+        self._graphs = StepGraphs(self._captured_step, model.device, recorder)
 
     def add(
         self,
@@ -84,14 +90,17 @@ class Runner:
         constraints: Sequence[Constraint | None],
     ) -> None:
         """Bring a prompt to the device. `constraints` holds one of each choice, or None."""
+        rules = self._logits.bring(params, prompt.text_ids, params.ending(self._end_token_ids))
+        free = params.logprobs is None and all(each is None for each in constraints)
         self._jobs[job] = _RunnerJob(
             prompt,
             params,
             seed,
             self._tensor(prompt.token_ids),
             to_device(torch.from_numpy(prompt.positions), torch.int64, self._device),
-            self._logits.bring(params, prompt.text_ids, params.ending(self._end_token_ids)),
+            rules,
             constraints,
+            plain=params.greedy and free and not rules.edits,
         )
 
     def warm_up(self) -> None:
@@ -112,10 +121,7 @@ class Runner:
 
     def capture(self) -> None:
         """Capture the decode steps, where that is possible. No slot may be in use."""
-        if self._recorder is not None:
-            self._graphs.capture(self.cache, self._recorder)
-            for slot in range(self.cache.slots):
-                self.cache.claim(slot)
+        self._graphs.capture(self.cache)
 
     def forget(self, job: int) -> None:
         """Drop what the device holds of a job, apart from its slots. An unknown job is no error."""
@@ -123,11 +129,13 @@ class Runner:
 
     def scrub(self, slots: Sequence[int]) -> None:
         """Overwrite slots with zeros after a fault."""
+        self._wait()
         for slot in slots:
             self.cache.scrub(slot)
 
     def encode_picture(self, item: EncodePicture) -> None:
         """Run the vision tower over one picture. Raises `VisionRowsMismatch`."""
+        self._begin()
         job = self._jobs[item.job]
         picture = job.prompt.pictures[item.picture]
         rows = self.model.encode_picture(picture)
@@ -139,11 +147,18 @@ class Runner:
         job.vision[item.picture] = rows
 
     def mark(self) -> Callable[[], None] | None:
-        """What waits for all that was launched so far; None on a CPU, where launching waits already."""
+        """What waits for all that was launched None on a CPU, where pictures and chunks keep the host."""
         return mark(self._device)
+
+    def overlaps(self, item: Item) -> bool:
+        """Whether launching an item leaves the host free; on a CPU only captured steps do."""
+        if self._device.type == "cuda":
+            return True
+        return self._overlap and isinstance(item, DecodeStep) and len(item.rows) in self._graphs
 
     def prefill(self, item: PrefillChunk) -> Undrawn | None:
         """Run one chunk. The last chunk of a prompt leaves the first token of every choice to draw."""
+        self._begin()
         job = self._jobs[item.job]
         first = item.slots[0]
         if item.start == 0:
@@ -179,6 +194,7 @@ class Runner:
 
     def decode(self, rows: Sequence[DecodeRow]) -> Undrawn:
         """Run one decode step: feed every row its last token."""
+        self._begin()
         slots = tuple(row.slot for row in rows)
         lengths = tuple(row.cached + 1 for row in rows)
         positions = [row.cached + self._jobs[row.job].prompt.position_offset for row in rows]
@@ -187,19 +203,21 @@ class Runner:
         if len(rows) in self._graphs:
             self.cache.check_rows(host)
             self._clock.lap("prepare")
-            logits = self._graphs.run(layout)
+            logits, likeliest = self._graphs.run(layout)
             self.cache.advance(slots)
         else:
             on_device = self._tensor(layout)
             self._clock.lap("prepare")
-            logits = self._step(on_device, host)
+            logits, likeliest = self._step(on_device, host)
         self._clock.lap("forward")
         self._clock.steps += 1
         self._clock.rows += len(rows)
-        return Undrawn(logits, tuple(DrawRow(row.job, row.choice, row.slot, row.index) for row in rows))
+        drawing = tuple(DrawRow(row.job, row.choice, row.slot, row.index) for row in rows)
+        return Undrawn(logits, drawing, likeliest)
 
-    def _step(self, layout: Tensor, host: RowLengths) -> Tensor:
-        """Logits [R, vocab] of a decode step: layout [3, R] holds slots, lengths and positions."""
+    def _step(self, layout: Tensor, host: RowLengths) -> tuple[Tensor, Tensor]:
+        """Logits [R, vocab] of a decode step and the likeliest ids [R], as `Undrawn` has them: layout [3, R]
+        holds slots, lengths and positions."""
         rows = layout.shape[1]
         batch = StepBatch(
             tokens=pick(self._last_tokens, layout[0]),
@@ -210,9 +228,12 @@ class Runner:
             logit_rows=self._numbers[:rows],
             host=host,
         )
-        return self.model.head(self.model.forward(batch, self.cache))
+        logits = self.model.head(self.model.forward(batch, self.cache))
+        likeliest = greedy(logits)
+        leave(self._last_tokens, layout[0], likeliest)
+        return logits, likeliest
 
-    def _captured_step(self, layout: Tensor) -> Tensor:
+    def _captured_step(self, layout: Tensor) -> tuple[Tensor, Tensor]:
         """`_step` for rows of any slots and lengths. CUDA makes room by the host's copy of the lengths: to it
         every row is as long as a slot. On a CPU the rows are what they are while they are captured."""
         rows = layout.shape[1]
@@ -224,13 +245,29 @@ class Runner:
     def draw(self, undrawn: Undrawn, rows: Sequence[DrawRow]) -> Drawn:
         """Draw one token for each of these rows of `undrawn`, and leave it where the next step finds it."""
         rows = tuple(rows)
-        logits = undrawn.logits
+        places = None
         if rows != undrawn.rows:
-            places = {row: place for place, row in enumerate(undrawn.rows)}
-            logits = logits.index_select(0, self._tensor([places[row] for row in rows]))
+            numbers = {row: place for place, row in enumerate(undrawn.rows)}
+            places = self._tensor([numbers[row] for row in rows])
+        jobs = [self._jobs[row.job] for row in rows]
+        if undrawn.likeliest is None or not all(job.plain for job in jobs):
+            return self._sample(undrawn, rows, jobs, places)
+        self._clock.lap("prepare")
+        self._join()
+        drawn = Drawn(rows, undrawn.likeliest if places is None else pick(undrawn.likeliest, places))
+        self._clock.lap("sample")
+        return drawn
+
+    def _sample(
+        self,
+        undrawn: Undrawn,
+        rows: tuple[DrawRow, ...],
+        jobs: Sequence[_RunnerJob],
+        places: Tensor | None,
+    ) -> Drawn:
+        """`draw` for rows that ask for more than the largest logit: those at `places`, or all."""
         slots = tuple(row.slot for row in rows)
         indices = [row.index for row in rows]
-        jobs = [self._jobs[row.job] for row in rows]
         index = self._tensor(slots)
         params = self._sampling.rows(slots, index)
         noise = None
@@ -244,12 +281,39 @@ class Runner:
         mask = token_mask(constraints, self.model.vocab_size, self._device)
         top = min(max(asked, default=0), self.model.vocab_size)
         self._clock.lap("prepare")
-        sampled = sample(logits, params, mask, noise, edits, logprobs=bool(asked), top=top)
+        self._join()
+        logits, likeliest = undrawn.logits, undrawn.likeliest
+        if places is not None:
+            logits = logits.index_select(0, places)
+            likeliest = None if likeliest is None else likeliest.index_select(0, places)
+        sampled = sample(
+            logits, params, mask, noise, edits, likeliest=likeliest, logprobs=bool(asked), top=top
+        )
         self._logits.record(slots, index, sampled.ids)
         self._last_tokens.index_copy_(0, index, sampled.ids)
         drawn = Drawn(rows, sampled, tops)
         self._clock.lap("sample")
         return drawn
+
+    def _begin(self) -> None:
+        """Make way for another item: nobody draws from a step whose rows were all over meanwhile."""
+        self._wait()
+        self._fault = None
+
+    def _join(self) -> None:
+        """Wait for the step that runs beside this thread. Raises what went wrong in it."""
+        self._wait()
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    def _wait(self) -> None:
+        """See that no step runs any more; what went wrong in it is kept for whoever draws from it."""
+        try:
+            if seconds := self._graphs.wait():
+                self._clock.add("forward", seconds)
+        except (MemoryError, ValueError) as fault:
+            self._fault = fault
 
     def _features(self, job: _RunnerJob, start: int, stop: int) -> FeatureRows | None:
         """Vision rows of the placeholders among prompt tokens [start, stop)."""

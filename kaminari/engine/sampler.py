@@ -18,6 +18,8 @@ from torch import Tensor
 
 from kaminari.engine.logit_edits import LogitEdits, bar, edit
 from kaminari.engine.sampling_table import SamplingTensors
+from kaminari.model.kernels import cpu_rows, cpu_sampling
+from kaminari.model.operators import greedy
 
 WEIGHT_BITS = 42
 ID_BITS = 20
@@ -58,6 +60,7 @@ def sample(
     noise: Tensor | None = None,
     edits: LogitEdits | None = None,
     *,
+    likeliest: Tensor | None = None,
     logprobs: bool = False,
     top: int = 0,
 ) -> Sampled:
@@ -68,6 +71,7 @@ def sample(
     mask:      [R, V] bool, True where a token is allowed; None allows all
     noise:     [R] numbers in [0, 1), one per row (see `noise.uniform`); may be None where all are greedy
     edits:     penalties, biases and tokens that are barred for now, or None
+    likeliest: [R] int64, what `greedy` says of the logits, or None where nobody has asked it yet
     logprobs:  whether to spend a pass over the vocabulary on log-probabilities
     top:       how many of the likeliest tokens to name with them, at most the vocabulary
 
@@ -76,22 +80,23 @@ def sample(
     better. Raises `ValueError` for shapes that do not belong together; never for what the logits hold.
     """
     _check_shapes(logits, params, mask, noise)
-    raw = logits.float()
-    # amin and amax pass a NaN on, so two reductions see every logit without a tensor of flags.
-    finite = raw.amin(-1).isfinite() & raw.amax(-1).isfinite()
-    allowed = raw if edits is None else edit(raw, edits)
+    ids = greedy(logits) if likeliest is None else likeliest
+    finite = ids >= 0
+    allowed = logits if edits is None else edit(logits.float(), edits)
     if edits is not None and edits.barred is not None:
-        mask = bar(mask, edits.barred, raw.shape[-1])
+        mask = bar(mask, edits.barred, logits.shape[-1])
     if mask is not None:
         allowed = allowed.masked_fill(~mask, -torch.inf)
         finite = finite & mask.any(-1)
-    ids = allowed.argmax(-1)
+    if allowed is not logits:
+        ids = allowed.argmax(-1)
     if noise is not None and not params.all_greedy:
         drawn = _draw(filtered_weights(allowed, params), noise)
         ids = torch.where(params.temperature == 0, ids, drawn)
     ids = ids.masked_fill(~finite, 0)
     if not logprobs:
         return Sampled(ids, None, finite)
+    raw = logits.float()
     every = raw.log_softmax(-1)
     picked = every.gather(-1, ids[:, None]).squeeze(-1).masked_fill(~finite, 0)
     return Sampled(ids, picked, finite, _likeliest(raw, every, top) if top else None)
@@ -112,26 +117,33 @@ def _likeliest(raw: Tensor, logprobs: Tensor, count: int) -> Likeliest:
 def filtered_weights(logits: Tensor, params: SamplingTensors) -> Tensor:
     """Return int64 weights [R, V], proportional to the probabilities that a row draws from.
 
-    logits are float32 [R, V], minus infinity where a token is not allowed. The order is that of
+    logits are floating point [R, V], minus infinity where a token is not allowed. The order is that of
     `transformers` (`GenerationMixin._get_logits_processor`): temperature; top-k; top-p on the softmax of what
     is left, the smallest set of the likeliest tokens whose mass reaches top_p, never empty; min-p, the tokens
     of at least min_p times the largest probability. Of tokens that tie with the k-th, transformers keeps all;
     here exactly k stay, lower ids first, so that top_k=1 is the greedy token.
     The weights of a greedy row, or of one that holds a NaN, mean nothing.
     """
-    # A greedy row's temperature is 0; any other number keeps its unused weights free of a division by zero.
-    temperature = params.temperature.masked_fill(params.temperature == 0, 1.0).float()
-    # The maximum is taken off before the division, which could overflow before it.
-    shifted = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
-    # Where the maximum is NaN or infinite, so may be the difference, and NaN has no integer.
-    weights = shifted.exp_().nan_to_num_(0.0).mul_(_HEAVIEST).long()
-    lightest = (params.min_p * _HEAVIEST).ceil().long()[:, None]
-    too_light = weights < lightest
+    lightest = (params.min_p * _HEAVIEST).ceil().long()
+    if cpu_rows.fits(logits):
+        weights = cpu_sampling.weigh(logits, params.temperature)
+        return cpu_sampling.keep(weights, params.top_k, params.top_p, lightest)
+    weights = _weights(logits.float(), params.temperature)
+    too_light = weights < lightest[:, None]
     if params.sort_width:
         ids = torch.arange(weights.shape[-1], device=weights.device)
         keys = (weights << ID_BITS) + (MAX_VOCAB - 1 - ids)
         too_light |= keys < _cutoff(keys, params)
     return weights.masked_fill_(too_light, 0)
+
+
+def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    # A greedy row's temperature is 0; any other number keeps its unused weights free of a division by zero.
+    temperature = temperature.masked_fill(temperature == 0, 1.0).float()
+    # The maximum is taken off before the division, which could overflow before it.
+    shifted = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    # Where the maximum is NaN or infinite, so may be the difference, and NaN has no integer.
+    return shifted.exp_().nan_to_num_(0.0).mul_(_HEAVIEST).long()
 
 
 def _cutoff(keys: Tensor, params: SamplingTensors) -> Tensor:
@@ -156,6 +168,8 @@ def _cutoff(keys: Tensor, params: SamplingTensors) -> Tensor:
 
 def _draw(weights: Tensor, noise: Tensor) -> Tensor:
     """Return the first id [R] whose cumulative weight exceeds noise * total; it never has weight zero."""
+    if cpu_rows.indexes(weights):
+        return cpu_sampling.draw(weights, noise)
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1]
     # The product is rounded to 53 bits and may reach the total, which no cumulative weight exceeds.

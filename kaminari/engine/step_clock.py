@@ -1,8 +1,9 @@
-"""Counts where the engine's thread spends its time, by part of a step. Two clock reads per part; never reset.
+"""Counts where a step's time goes, by its parts. Two clock reads per part; never reset.
 
 plan     the scheduler
 prepare  the host's work for a forward pass and a draw: lengths, noise, masks
-forward  the model; on a CPU its whole time, on CUDA that of launching it
+forward  the model; on a CPU its whole time, also where it runs beside the engine's thread (then the parts
+         add up to more than has passed); on CUDA that of launching it
 sample   drawing tokens, likewise
 collect  waiting for the device, and the transfer to the host
 write    detokenizing, stop strings, grammars
@@ -49,6 +50,11 @@ class StepClock:
         now = time.perf_counter()
         self._seconds[part] += now - self._mark
         self._mark = now
+
+    def add(self, part: str, seconds: float) -> None:
+        """This much of `part` took place beside this thread, which waited since the last lap."""
+        self._seconds[part] += seconds
+        self._mark = time.perf_counter()
 
     def counts(self) -> StepCounts:
         return StepCounts(dict(self._seconds), self.steps, self.rows)

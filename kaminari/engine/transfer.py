@@ -24,19 +24,22 @@ class HostCopy:
     """A tensor on its way to the host. Work that is queued after it does not delay it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._wait = None
-        self._host = tensor
-        if tensor.is_cuda:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._wait = mark(tensor.device)
+        """The tensor may be written anew afterwards."""
+        self._values: list[Any] | None = None
+        if not tensor.is_cuda:
+            self._values = tensor.tolist()
+            return
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._wait = mark(tensor.device)
 
     def collect(self) -> list[Any]:
         """Wait until it is there; return nested lists of numbers."""
-        if self._wait is not None:
+        if self._values is None:
+            assert self._wait is not None
             self._wait()
-        values: list[Any] = self._host.tolist()
-        return values
+            self._values = self._host.tolist()
+        return self._values
 
 
 def mark(device: torch.device) -> Callable[[], None] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kaminari.model import huge_pages
 from kaminari.model.batch import RowLengths
 
 
@@ -185,8 +186,8 @@ class AttentionKV(LayerState):
         dtype: torch.dtype,
     ) -> None:
         shape = (slots, kv_heads, capacity, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.keys = huge_pages.zeros(shape, dtype, device)
+        self.values = huge_pages.zeros(shape, dtype, device)
 
     def claim(self, slot: int) -> None:
         """Do nothing: an old owner's rows lie past the new owner's length until they are overwritten."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kaminari.model import huge_pages
 from kaminari.model.batch import RowLengths
 from kaminari.model.cache import LayerState
 from kaminari.model.delta_kernels import chunk_form
@@ -49,7 +50,7 @@ class GatedDeltaState(LayerState):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.state = torch.zeros((slots, heads, key_dim, value_dim), device=device, dtype=torch.float32)
+        self.state = huge_pages.zeros((slots, heads, key_dim, value_dim), torch.float32, device)
         self.tail = torch.zeros((slots, kernel - 1, channels), device=device, dtype=dtype)
         self._chunk_form = chunk_form(device, dtype)
         self._in_place = device.type == "cpu"

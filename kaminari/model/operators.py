@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kaminari.model.kernels import cpu_rows
+from kaminari.model.kernels import cpu_rows, cpu_sampling
 
 
 def pick(table: Tensor, index: Tensor) -> Tensor:
@@ -39,3 +39,20 @@ def gate(x: Tensor, gates: Tensor) -> Tensor:
 def join(parts: Sequence[Tensor]) -> Tensor:
     """The columns of parts [R, n], one behind the other."""
     return cpu_rows.join(parts) if cpu_rows.fits(parts[0]) else torch.cat(list(parts), dim=-1)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """ids [R] int64 of the largest of logits [R, V], the lowest of equals; -1 where one is not finite."""
+    if cpu_rows.fits(logits):
+        return cpu_sampling.greedy(logits)
+    # amin and amax pass a NaN on, so two reductions see every logit without a tensor of flags
+    finite = logits.amin(-1).isfinite() & logits.amax(-1).isfinite()
+    return torch.where(finite, logits.argmax(-1), -1)
+
+
+def leave(table: Tensor, index: Tensor, ids: Tensor) -> None:
+    """table[index] = ids, and 0 where an id is negative: all int64, of lengths [N], [R] and [R]."""
+    if cpu_rows.indexes(index):
+        cpu_sampling.leave(table, index, ids)
+    else:
+        table.index_copy_(0, index, ids.clamp(min=0))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ import pytest
 from kaminari.bench import hf_start, startup
 from kaminari.bench.hf import Reference
 from kaminari.bench.llama_cpp import PeerError
+from kaminari.bench.options import Options
+from kaminari.bench.recorder import Recorder
 from kaminari.bench.result import OURS, Result
 from kaminari.bench.session import Session
 from kaminari.cli.main import main
+from kaminari.config import Settings
 from kaminari.config.fields import setting_fields
 
 TINY = ["--rounds", "1", "--tokens", "2", "--batches", "1,2", "--contexts", "100", "--threads", "1"]
@@ -178,6 +182,36 @@ def test_a_start_is_timed_to_ready_and_to_an_answer(
     first = result.figures[0]
     assert result.limits.file_rate is not None
     assert first.floor == pytest.approx(result.subject.weight_bytes / result.limits.file_rate)
+
+
+def test_a_first_start_finds_neither_checkpoint_nor_pack(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pack.safetensors").write_bytes(b"codes")
+    plan: Any = SimpleNamespace(
+        folder=tiny_checkpoint,
+        pack=SimpleNamespace(folder=tmp_path),
+        capacity=SimpleNamespace(weight_bytes=1),
+    )
+    forgotten: list[str] = []
+
+    def forget(file: Path) -> bool:
+        forgotten.append(file.name)
+        return True
+
+    def own(settings: Settings, code: str) -> Iterator[tuple[str, float]]:
+        forgotten.append("started")
+        yield "ready", 1.0
+
+    monkeypatch.setattr(startup, "forget_file", forget)
+    monkeypatch.setattr(startup, "_own", own)
+    recorder = Recorder(lambda text, done, total: None)
+    startup.run(Settings(), plan, Options(rounds=1), recorder)
+    # the first is forgotten once more, to find out how fast it is read
+    assert forgotten[1:] == [
+        *(file.name for file in sorted(tiny_checkpoint.glob("*.safetensors"))),
+        *("pack.safetensors", "started", "started"),
+    ]
 
 
 def test_a_server_that_does_not_start_is_told(

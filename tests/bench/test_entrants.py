@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from kaminari.bench import decode, prefill, profiling, vision
-from kaminari.bench.decode import (
+from kaminari.bench import decode, prefill, vision
+from kaminari.bench.decoders import (
     DYNAMIC,
     READING_ALONE,
     STATIC,
@@ -114,7 +111,7 @@ def test_steps_that_leave_no_prompt_are_refused(tiny_checkpoint: Path) -> None:
 
 def test_a_context_is_used_to_its_end(tiny_checkpoint: Path) -> None:
     tight = Options(rounds=13, tokens=4, batches=(1,), contexts=(128,))
-    assert decode.prompt_room(128, decode.steps_of(tight)) == decode.steps_of(tight)
+    assert prompt_room(128, steps_of(tight)) == steps_of(tight)
     bench = bench_of(tiny_checkpoint, tight, context=128)
     decode.run(bench)
     (figure,) = bench.recorder.figures(LIMITS)
@@ -190,45 +187,3 @@ def test_a_picture_that_is_asked_for_and_too_large_is_refused() -> None:
         vision.pictures(asked, prompt_format)
     with pytest.raises(CasesError, match="no picture of 1 tokens"):
         vision.picture_of(prompt_format, 1)
-
-
-def test_a_profile_adds_up_to_a_step(tiny_checkpoint: Path) -> None:
-    bench = bench_of(tiny_checkpoint, Options())
-    profiling.profile_decode(bench, 2, 100)
-    shares = bench.recorder.shares
-    names = [share.component for share in shares]
-    assert {"projections", "attention", "norms", "sampling", "head", "activation"} <= set(names)
-    assert names[-1] == "host"
-    assert all(share.seconds >= 0 for share in shares)
-    # nothing stays on the model
-    assert "forward" not in vars(bench.subject.loaded.model)
-
-
-def test_on_a_card_a_component_has_the_kernels_that_it_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The profiler lists operators and ranges with their kernels and spans, and kernels once more alone."""
-
-    def event(name: str, parent: Any = None, kernels: dict[str, float] | None = None) -> SimpleNamespace:
-        listed = [SimpleNamespace(name=name, duration=each) for name, each in (kernels or {}).items()]
-        return SimpleNamespace(name=name, cpu_parent=parent, kernels=listed)
-
-    around = event(profiling.MARK + profiling.AROUND, None, {profiling.MARK + profiling.AROUND: 99e6})
-    linear = event(profiling.MARK + "projections", around, {profiling.MARK + "projections": 40e6})
-    mm = event("aten::mm", linear, {"gemm": 3e6, "splitk": 1e6})
-    attention = event(profiling.MARK + "attention", around, {"_segment_kernel": 2e6})
-    argmax = event("aten::argmax", None, {"reduce": 5e6})
-    alone = [event("gemm"), event("splitk"), event("_segment_kernel"), event("reduce")]
-    events = [around, linear, mm, attention, argmax, *alone]
-    profiled = SimpleNamespace(events=lambda: events)
-    monkeypatch.setattr(profiling, "profile", lambda activities: nullcontext(profiled))
-    found = profiling.attribute(lambda: None, torch.device("cuda"))
-    assert found == {"projections": 4.0, "attention": 2.0, "sampling": 5.0}
-
-
-def test_the_host_has_what_no_component_took() -> None:
-    shares = profiling.shares({"batch": 1}, {"norms": 1.0, "attention": 2.0}, 4.0)
-    assert [(share.component, share.seconds) for share in shares] == [
-        ("attention", 2.0),
-        ("norms", 1.0),
-        ("host", 1.0),
-    ]
-    assert profiling.shares({}, {"norms": 5.0}, 4.0)[-1].seconds == 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kaminari.bench.formats import MOST_STEPS, formats_of, measure, missing_formats
+from kaminari.bench.formats import FEWEST_ROUNDS, FEWEST_STEPS, formats_of, measure, missing_formats
 from kaminari.cli.main import main
 from kaminari.config import EngineSettings, Settings
 from kaminari.engine.drawn import Undrawn
@@ -50,28 +50,38 @@ def test_rates_come_for_every_row_count_that_fits(tiny_checkpoint: Path) -> None
         assert [(rate.format, rate.threads, rate.rows) for rate in found] == [
             (name, 1, rows) for rows in (4, 2, 1)
         ]
-        assert all(rate.tokens > 0 for rate in found)
+        assert all(rate.tokens > 0 and rate.usual for rate in found)
     assert said[0] == "none: loading"
-    assert "int8: 2 rows, 1 threads" in said
+    assert f"int8: round {FEWEST_ROUNDS}" in said
 
 
-def test_a_fast_model_is_measured_for_its_whole_time(
+def test_rows_and_threads_take_turns_for_the_whole_time(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far more steps than its slots have room for, each at the length of the first ones."""
+    """Many short visits, whose rows stay as short as the first ones', in rounds of opposite order."""
+    steps: list[tuple[int, int]] = []
     lengths: list[int] = []
     decode = Runner.decode
 
     def counted(self: Runner, rows: Sequence[DecodeRow]) -> Undrawn:
+        steps.append((len(rows), torch.get_num_threads()))
         lengths.append(max(row.cached for row in rows))
         return decode(self, rows)
 
     monkeypatch.setattr(Runner, "decode", counted)
-    clock = iter(range(10_000))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
-    list(measure(wanted(tiny_checkpoint), "none", 2000, lambda _: None))  # a second a look at the clock
-    assert len(lengths) > 3 * 4 * MOST_STEPS
-    assert max(lengths) - min(lengths) < 3 * (MOST_STEPS + 1)
+    clock = iter(range(100_000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))  # a second a look at the clock
+    asked = wanted(tiny_checkpoint)
+    asked = asked.model_copy(update={"engine": asked.engine.model_copy(update={"threads": 2})})
+    found = {(rate.rows, rate.threads): rate for rate in measure(asked, "none", 1000, lambda _: None)}
+    assert [each.usual for each in found.values()] == [number == 2 for _, number in found]
+    visits = steps[:: FEWEST_STEPS + 1]
+    first = [(rows, threads) for rows in (4, 2, 1) for threads in (1, 2)]
+    second = [(rows, threads) for rows in (4, 2, 1) for threads in (2, 1)]
+    assert visits[:18] == [*first, *second, *first]
+    assert {len(rate.visits) for rate in found.values()} == {len(visits) // 6}
+    assert len(visits) // 6 > FEWEST_ROUNDS
+    assert max(lengths) - min(lengths) < 6 * (FEWEST_STEPS + 1)
 
 
 def test_a_context_that_is_too_short_is_said(tiny_checkpoint: Path) -> None:

@@ -16,8 +16,10 @@ from kaminari.bench.load import Ask, LoadError, closed_loop, open_loop
 from kaminari.bench.options import Options
 from kaminari.bench.result import OURS
 from kaminari.bench.server_process import RunningServer, free_port, own_environment, own_line, running
+from kaminari.bench.step_counts import ELSEWHERE, StepCounts, between, host_values, read_counts
 from kaminari.config import DtypeChoice, EngineSettings, ModelSettings, Settings
 from kaminari.config.units import spell
+from kaminari.engine.step_clock import PARTS
 from tests.bench.harness import LIMITS, bench_of
 
 OPTIONS = Options(tokens=5, requests=2, clients=(1, 2), pictures_share=0.5)
@@ -103,9 +105,64 @@ def test_every_level_is_recorded(demo_url: str, tiny_checkpoint: Path) -> None:
     assert two.seconds.count == 4
     assert one.values["limit_tokens_per_second"] > 0
     assert "limit_tokens_per_second" not in opened.values
+    assert bench.recorder.shares == []
     for figure in (one, two, opened):
         assert figure.values["first_p50"] <= figure.values["first_p95"] <= figure.seconds.high
         assert figure.values["pictures_per_second"] > 0
+
+
+def test_a_profile_of_a_load_is_the_servers_own_count(demo_url: str, tiny_checkpoint: Path) -> None:
+    options = Options(tokens=8, requests=2, clients=(1, 2), pictures_share=0.0, profile=True)
+    bench = bench_of(tiny_checkpoint, options)
+    serve._closed(bench, OURS, RunningServer(demo_url, 0.0, 0.0), serve._Floors(bench))
+    for figure in bench.recorder.figures(LIMITS):
+        values = figure.values
+        spent = {
+            share.component: share.seconds for share in bench.recorder.shares if share.case == figure.case
+        }
+        assert set(spent) == {*PARTS, ELSEWHERE}
+        # the last tick before a count may be over a moment behind it, which so short a load notices elsewhere
+        assert all(spent[part] > 0 for part in PARTS)
+        assert 1 <= values["rows_per_step"] <= figure.case["clients"]
+        whole = values["device_seconds_per_step"] + values["host_seconds_per_step"]
+        assert whole == pytest.approx(sum(spent.values()))
+        assert values["device_seconds_per_step"] > spent["forward"]
+        assert values["host_seconds_per_row"] == values["host_seconds_per_step"] / values["rows_per_step"]
+
+
+def test_a_load_without_a_step_has_nothing_to_attribute(demo_url: str, tiny_checkpoint: Path) -> None:
+    options = Options(tokens=1, requests=1, clients=(1,), pictures_share=0.0, profile=True)
+    bench = bench_of(tiny_checkpoint, options)
+    serve._closed(bench, OURS, RunningServer(demo_url, 0.0, 0.0), serve._Floors(bench))
+    assert bench.recorder.shares == []
+    assert "no time to attribute" in bench.recorder.notes[0]
+
+
+def test_parts_are_what_came_between_two_counts() -> None:
+    before = StepCounts({"forward": 1.0, "plan": 2.0}, steps=10, rows=20)
+    after = StepCounts({"forward": 3.0, "plan": 3.0, "sample": 1.0}, steps=14, rows=32)
+    found = between(before, after, wall=6.0)
+    assert found == ({"forward": 0.5, "plan": 0.25, "sample": 0.25, ELSEWHERE: 0.5}, 3.0)
+    assert host_values(*found) == {
+        "rows_per_step": 3.0,
+        "device_seconds_per_step": 0.75,
+        "host_seconds_per_step": 0.75,
+        "host_seconds_per_row": 0.25,
+    }
+    assert between(before, before, wall=1.0) is None
+
+
+@pytest.mark.parametrize("said", [None, "# nothing\n", "kaminari_step_seconds_total 1\n", "{ broken"])
+def test_a_server_that_does_not_count_is_an_error_of_the_load(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(address: str, **_: object) -> httpx.Response:
+        status = 404 if said is None else 200
+        return httpx.Response(status, text=said or "", request=httpx.Request("GET", address))
+
+    monkeypatch.setattr(httpx, "get", answer)
+    with pytest.raises(LoadError, match="/metrics say nothing of its steps"):
+        read_counts("http://127.0.0.1:9/v1")
 
 
 def test_a_server_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

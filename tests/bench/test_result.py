@@ -74,6 +74,16 @@ def test_figures_are_held_to_floor_and_to_ours() -> None:
     assert result.against_ours(stranger) is None
 
 
+def test_a_figure_that_beats_its_limit_is_told() -> None:
+    assert figure(OURS, 1, 0.4, floor=0.5).beats_its_limit
+    assert not figure(OURS, 1, 0.6, floor=0.5).beats_its_limit
+    assert not figure(OURS, 1, 0.6).beats_its_limit
+    for reached in (90.0, 110.0):
+        values = {"tokens_per_second": reached, "limit_tokens_per_second": 100.0}
+        load = Figure(entrant=OURS, case={"clients": 1}, seconds=Spread.of([1.0]), values=values)
+        assert load.beats_its_limit == (reached > 100)
+
+
 def test_the_table_says_all_of_it_in_the_order_of_the_cases() -> None:
     result = result_of(
         figure("hf", 8, 0.3), figure(OURS, 8, 0.2, 0.1, 0.3), figure(OURS, 1, 0.05, floor=0.04)
@@ -97,6 +107,34 @@ def test_shares_have_a_table_of_their_own() -> None:
     shares = tuple(Share(case={"batch": 1}, component=name, seconds=1e-3) for name in ("norms", "host"))
     _, table = tables(result_of(figure(OURS, 1, 1.0), shares=shares))
     assert table.rows == (("batch 1", "norms", "1.00 ms", "50.0%"), ("batch 1", "host", "1.00 ms", "50.0%"))
+
+
+def test_a_load_that_was_profiled_has_a_row_of_its_steps() -> None:
+    loads = [{"loop": "closed", "clients": 2}, {"loop": "open", "rate": 3.5}]
+    profiled = {
+        "rows_per_step": 1.5,
+        "device_seconds_per_step": 2e-3,
+        "host_seconds_per_step": 1e-3,
+        "host_seconds_per_row": 1e-3 / 1.5,
+    }
+    figures = [
+        Figure(
+            entrant=OURS,
+            case=case,
+            seconds=Spread.of([1.0]),
+            values={"tokens_per_second": 1.0, "pictures_per_second": 0.0, "client_cores": 0.1, **more},
+        )
+        for case, more in zip(loads, (profiled, {}), strict=True)
+    ]
+    shares = tuple(
+        Share(case=loads[0], component=name, seconds=seconds)
+        for name, seconds in (("forward", 2e-3), ("elsewhere", 1e-3))
+    )
+    _, table = tables(result_of(*figures, suite="serve", shares=shares))
+    assert table.headers == ("load", "rows", "a step", "device", "host", "host a row", "forward", "elsewhere")
+    assert table.rows == (
+        ("2 clients", "1.50", "3.00 ms", "2.00 ms", "1.00 ms", "667 µs", "2.00 ms", "1.00 ms"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from kaminari.engine.scheduler import (
     DecodeRow,
     DecodeStep,
     EncodePicture,
+    Item,
     Job,
     PrefillChunk,
     Scheduler,
@@ -73,6 +74,7 @@ class Bench:
     log: list[str] = field(default_factory=list)
     breaks: set[str] = field(default_factory=set)
     ends: Callable[[Token], bool] = lambda token: False
+    keeps_host: tuple[type, ...] = ()
     made: dict[tuple[int, int], int] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     last: dict[int, int] = field(default_factory=dict)
@@ -152,6 +154,9 @@ class Bench:
         number = self.items
         return lambda: self.settle(number)
 
+    def overlaps(self, item: Item) -> bool:
+        return not isinstance(item, self.keeps_host)
+
     def settle(self, number: int) -> None:
         self.settled = number
         if "collect" in self.breaks:
@@ -177,6 +182,9 @@ class Bench:
     def worked(self, item: WorkItem, seconds: float) -> None:
         assert seconds >= 0
         self.log.append("worked")
+
+    def committed(self) -> None:
+        assert self.made or self.settled
 
 
 def free(bench: Bench) -> bool:
@@ -205,6 +213,21 @@ def test_two_deep_the_next_item_is_launched_first_and_drawn_after_the_commit() -
         *("settle 3", "commit 1.0[2]"),
     ]
     assert free(bench)
+
+
+def test_two_deep_an_item_that_keeps_the_host_is_alone() -> None:
+    """Else tokens that are there would wait for a whole chunk."""
+    bench = Bench(2, depth=2, keeps_host=(PrefillChunk, EncodePicture))
+    bench.add(1, tokens=2, most=9)
+    bench.step(2)
+    assert bench.log == [*("launch 1", "draw 1", "settle 1", "worked", "commit 1.0[0]"), "launch 2", "draw 2"]
+    bench.add(2, tokens=6, most=9)
+    bench.step(2)
+    assert bench.log[7:] == [
+        *("settle 2", "commit 1.0[1]", "launch 3", "settle 3", "worked", "launch 4", "draw 4"),
+        *("settle 4", "commit 1.0[2]", "launch 5", "draw 5", "settle 5", "worked", "commit 2.0[0]"),
+        *("launch 6", "draw 6"),
+    ]
 
 
 def test_items_without_tokens_are_waited_for_too() -> None:

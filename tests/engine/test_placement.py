@@ -17,6 +17,7 @@ from kaminari.engine.placement import (
     cpu_bfloat16_features,
     cpu_threads,
     multiplies_bfloat16,
+    pipeline_depth,
     prefill_chunk,
     resolve_device,
     resolve_dtypes,
@@ -108,6 +109,16 @@ def test_threads_are_the_cores_but_for_a_tiny_model(monkeypatch: pytest.MonkeyPa
     assert cpu_threads(5, 1) == cpu_threads(5, SHARED_FROM) == 5
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
     assert cpu_threads("auto", SHARED_FROM) == 1
+
+
+def test_a_cpu_with_a_core_to_spare_has_two_steps_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "usable_cores", lambda: 4)
+    for threads, depth in ((1, 2), (3, 2), (4, 1), (6, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert pipeline_depth("auto", CPU) == depth
+        assert pipeline_depth("auto", torch.device("cuda")) == 2
+        assert pipeline_depth(1, CPU) == 1
+        assert pipeline_depth(2, CPU) == 2
 
 
 def test_prompts_are_read_in_smaller_chunks_where_that_costs_nothing() -> None:

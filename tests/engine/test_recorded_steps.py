@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kaminari.engine import step_graphs
+from kaminari.engine.events import Failed
+from kaminari.engine.loop import FAULT, NOT_FINITE
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.runner import Runner
 from kaminari.engine.scheduler import DecodeRow, PrefillChunk
+from kaminari.engine.step_graphs import ProgramRecorder
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.native.build import allow_native, native_kernels
 from kaminari.model.packs.writing import Recipe
-from tests.engine.harness import cache_tensors, hand_loop, poison
+from tests.engine.harness import HandLoop, Mode, cache_tensors, hand_loop, poison, quiet
 from tests.model.packs.packs import INT4, INT8_HEAD, load_packed, pack_of, reopened
 from tests.model.steps import CPU
 
@@ -151,11 +153,33 @@ def test_steps_of_more_rows_than_are_recorded_run_all_the_same(
 ) -> None:
     model = plain(tiny_checkpoint, torch.float32)
     unrecorded = Rows(model, recorded=False)
-    monkeypatch.setattr(step_graphs, "MOST_ROWS", 2)
+    monkeypatch.setattr(ProgramRecorder, "most_rows", 2)
     recorded = Rows(model, recorded=True)
     assert 2 in recorded.runner._graphs
     assert 3 not in recorded.runner._graphs
     assert all(torch.equal(*pair) for pair in zip(script(recorded), script(unrecorded), strict=True))
+
+
+@needs_vectors
+@pytest.mark.parametrize("variant", ["tied-grouped", "minicpm_v"])
+def test_steps_of_many_rows(variant: str, checkpoint: Callable[[str], Path]) -> None:
+    """Up to the last number that is recorded, and unrecorded, a row's logits are those that it has alone."""
+    most = ProgramRecorder.most_rows
+    model = plain(checkpoint(variant), torch.bfloat16)
+    recorded, unrecorded = (Rows(model, recorded=each, slots=most + 1) for each in (True, False))
+    assert most in recorded.runner._graphs
+    assert most + 1 not in recorded.runner._graphs
+    alone = Rows(model, recorded=False, slots=1)
+    alone.begin(0, slot=0, length=1)
+    for rows in (recorded, unrecorded):
+        for job in range(most + 1):
+            rows.begin(job, slot=most - job, length=1 + 7 * job)
+    for count in (17, most - 1, most, most + 1):
+        jobs = range(count)
+        found, expected = recorded.step(*jobs), unrecorded.step(*jobs)
+        assert torch.equal(found, expected), count
+        if count <= most:
+            assert torch.equal(found[0], alone.step(0)[0]), count
 
 
 def test_logits_stay_until_as_many_rows_run_again(tiny_checkpoint: Path) -> None:
@@ -220,6 +244,7 @@ def test_a_token_that_is_none_is_an_error_and_the_next_step_is_not(tiny_checkpoi
     assert torch.equal(rows.step(1), other.step(1))
 
 
+@pytest.mark.usefixtures("depth")
 def test_an_engine_with_recorded_steps_answers_as_one_without(
     checkpoint: Callable[[str], Path],
 ) -> None:
@@ -248,3 +273,73 @@ def test_an_engine_with_recorded_steps_answers_as_one_without(
         return [one.token_ids() for one in (asked[0], *asked[2:])]
 
     assert tokens(True) == tokens(False)
+
+
+def recorded_loop(folder: Path, depth: int = 2) -> HandLoop:
+    engine = hand_loop(folder, slots=3, mode=Mode(depth, captured=True))
+    assert 3 in engine.loop.runner._graphs
+    return engine
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(
+    depth: int, tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = recorded_loop(tiny_checkpoint, depth)
+    whole = engine.submit(prompt(5, 40))
+    engine.run()
+    struck = [engine.submit(prompt(seed, 10 + seed)) for seed in (1, 2)]
+    engine.step(5)
+    waiting = engine.submit(prompt(5, 40))
+    with torch.inference_mode():
+        engine.loop.runner._last_tokens.fill_(10**9)
+    engine.step(1)
+    engine.run()
+    for one in struck:
+        one.drain()
+        assert one.events[-1] == Failed(FAULT)
+    assert "kaminari_pick: the step's rows do not fit" in caplog.text
+    assert waiting.token_ids() == whole.token_ids()
+    assert engine.is_clean()
+    assert all(tensor.isfinite().all() for tensor in cache_tensors(engine.loop.runner.cache))
+
+
+def test_a_row_that_fails_is_scrubbed_once_the_step_beside_it_is_over(
+    tiny_checkpoint: Path,
+) -> None:
+    """At depth 2 the next step, with the same row, runs already when a token turns out to be none."""
+    alone = recorded_loop(tiny_checkpoint)
+    expected = alone.submit(prompt(2, 30))
+    alone.run()
+    engine = recorded_loop(tiny_checkpoint)
+    struck, neighbour = engine.submit(prompt(1, 20)), engine.submit(prompt(2, 30))
+    engine.step(4)
+    slot = next(slot for slot, owner in engine.loop.scheduler.slots.owners() if owner.job == struck.id)
+    poison(engine.loop.runner.cache, [slot])
+    with quiet("kaminari.engine"):
+        engine.step(2)
+    struck.drain()
+    assert struck.events[-1] == Failed(NOT_FINITE)
+    assert all(not tensor[slot].any() for tensor in cache_tensors(engine.loop.runner.cache))
+    engine.run()
+    assert neighbour.token_ids() == expected.token_ids()
+    assert engine.is_clean()
+
+
+def test_a_step_whose_rows_all_end_meanwhile_is_waited_for(tiny_checkpoint: Path) -> None:
+    engine = recorded_loop(tiny_checkpoint)
+    first = engine.submit(prompt(1, 20))
+    engine.run()
+    stop = first.token_ids()[3]
+    begin = first.token_ids().index(stop)
+    ended = engine.submit(prompt(1, 20), SamplingParams(temperature=0, stop_token_ids=(stop,), max_tokens=50))
+    engine.run()
+    assert ended.token_ids() == first.token_ids()[: begin + 1]
+    again = engine.submit(prompt(1, 20))
+    engine.run()
+    assert again.token_ids() == first.token_ids()
+
+
+def prompt(seed: int, length: int) -> PreparedPrompt:
+    ids = np.random.default_rng(seed).integers(0, VOCAB, length)
+    return PreparedPrompt(tuple(int(token) for token in ids), np.tile(np.arange(length), (3, 1)), 0)

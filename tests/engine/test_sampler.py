@@ -1,7 +1,7 @@
 """The sampler against a plain oracle, against the exact distribution, and against its own batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -13,8 +13,20 @@ from kaminari.engine.noise import uniform
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.sampler import MAX_VOCAB, filtered_weights, sample
 from kaminari.engine.sampling_table import SamplingTable, SamplingTensors
+from kaminari.model.kernels.native.build import allow_native, native_kernels
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=[True, False], ids=["native", "torch"], scope="module", autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param and native_kernels().library is None:
+        pytest.skip(native_kernels().reason)
+    allow_native(request.param)
+    yield
+    allow_native(True)
+
+
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = SamplingParams()
 

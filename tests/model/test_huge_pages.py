@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +32,27 @@ def test_a_view_keeps_the_memory() -> None:
     gc.collect()
     view.fill_(7)
     assert view.tolist() == [7] * 5
+
+
+def test_memory_is_private_and_wished_on_huge_pages() -> None:
+    """Shared memory, which Python maps by default, stays on small pages whatever is wished."""
+    maps = Path("/proc/self/smaps")
+    if not maps.exists() or not hasattr(mmap, "MADV_HUGEPAGE"):
+        pytest.skip("the system does not say how memory is mapped")
+    memory = huge_pages.zeros((4 * huge_pages.HUGE_PAGE,), torch.uint8, torch.device("cpu"))
+    flags: list[str] = []
+    within = False
+    for line in maps.read_text().splitlines():
+        if area := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            within = int(area[1], 16) <= memory.data_ptr() < int(area[2], 16)
+        elif within and line.startswith("VmFlags:"):
+            flags = line.split()
+    assert "hg" in flags
+    assert "sh" not in flags
+
+
+def test_other_devices_have_memory_of_their_own() -> None:
+    assert huge_pages.zeros((3, 1 << 20), torch.float32, torch.device("meta")).device.type == "meta"
 
 
 def test_too_much_is_a_memory_error() -> None:

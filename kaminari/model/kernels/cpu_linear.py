@@ -22,7 +22,7 @@ from kaminari.model.kernels.native.build import native_kernels
 from kaminari.model.linear import LinearKernel
 from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 
-BFLOAT_ROWS = 16
+BFLOAT_ROWS = 32
 """Up to so many rows the native bfloat16 kernel is the faster one, and torch's GEMM behind it."""
 
 PANEL = 32

@@ -42,7 +42,7 @@ def pick(table: Tensor, index: Tensor) -> Tensor:
     index = index.contiguous()
     output = table.new_empty((index.shape[0], *table.shape[1:]))
     line = table[:1].numel() * table.element_size()
-    if _need().kaminari_pick(
+    if need().kaminari_pick(
         table.data_ptr(), table.shape[0], line, index.data_ptr(), output.data_ptr(), index.shape[0]
     ):
         raise ValueError(f"lines {index.tolist()} are not among {table.shape[0]}")
@@ -55,7 +55,7 @@ def narrow(x: Tensor) -> Tensor:
         raise ValueError(f"no kernel for {x.dtype} {tuple(x.shape)} on {x.device}")
     x = x.contiguous()
     output = x.new_empty(x.shape, dtype=torch.int32)
-    _need().kaminari_narrow(x.data_ptr(), output.data_ptr(), x.shape[0])
+    need().kaminari_narrow(x.data_ptr(), output.data_ptr(), x.shape[0])
     return output
 
 
@@ -65,7 +65,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
         raise ValueError(f"no kernel for {x.dtype} {tuple(x.shape)} and {y.dtype} {tuple(y.shape)}")
     x, y = x.contiguous(), y.contiguous()
     output = x.new_empty(x.shape)
-    _need().kaminari_add(x.data_ptr(), y.data_ptr(), output.data_ptr(), x.numel(), x.dtype == torch.bfloat16)
+    need().kaminari_add(x.data_ptr(), y.data_ptr(), output.data_ptr(), x.numel(), x.dtype == torch.bfloat16)
     return output
 
 
@@ -78,7 +78,7 @@ def gate(x: Tensor, gates: Tensor) -> Tensor:
     x = x.contiguous()
     tokens, heads, head_dim = x.shape
     output = x.new_empty(x.shape)
-    _need().kaminari_gate(
+    need().kaminari_gate(
         x.data_ptr(),
         gates.data_ptr(),
         gates.stride(0),
@@ -111,7 +111,7 @@ def turns(positions: Tensor, axes: Tensor, cosines: Tensor, sines: Tensor) -> tu
         raise ValueError("axes and tables lie one behind the other")
     tokens = positions.shape[1]
     cos, sin = (cosines.new_empty((tokens, 1, 2 * count)) for _ in range(2))
-    failure = _need().kaminari_turns(
+    failure = need().kaminari_turns(
         positions.data_ptr(),
         positions.stride(0),
         positions.stride(1),
@@ -140,12 +140,13 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     for part in parts:
         part = part.contiguous()
         width = part.shape[1] * part.element_size()
-        _need().kaminari_place(part.data_ptr(), width, place, stride, rows)
+        need().kaminari_place(part.data_ptr(), width, place, stride, rows)
         place += width
     return output
 
 
-def _need() -> CDLL:
+def need() -> CDLL:
+    """The library. Raises ValueError where there is none."""
     library = native_kernels().library
     if library is None:
         raise ValueError("the native kernels are not built")

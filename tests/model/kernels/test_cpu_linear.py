@@ -97,7 +97,7 @@ def test_bfloat16_products_are_exact_but_for_rounding(shape: tuple[int, int]) ->
         assert kernel is None
         return
     assert isinstance(kernel, BFloatLinear)
-    for rows in ROW_COUNTS:
+    for rows in [*range(1, BFLOAT_ROWS + 2), 40]:
         x = rows_of(rows, shape[1], torch.bfloat16)
         found = kernel.multiply(x)
         exact = x.double() @ weight.double().T
@@ -107,7 +107,7 @@ def test_bfloat16_products_are_exact_but_for_rounding(shape: tuple[int, int]) ->
 @pytest.mark.usefixtures("needs_native")
 @pytest.mark.parametrize("kind", [*KINDS, "bfloat16"])
 def test_neither_batch_mates_nor_threads_change_a_row(kind: str) -> None:
-    # bfloat16 columns are cut into parts, of a length that depends on the number of rows
+    # bfloat16 columns are cut into parts, and its rows into bands and tiles that depend on their number
     outputs, columns = 1000, 4200 if kind == "bfloat16" else 330
     weight = (
         rows_of(outputs, columns, torch.bfloat16, seed=2)
@@ -200,6 +200,18 @@ def test_rows_of_another_shape_dtype_or_layout(kind: str) -> None:
         kernel.multiply(rows_of(1, 64, torch.float32))
     with pytest.raises(ValueError, match="meta"):
         kernel.multiply(torch.empty(1, 64, dtype=torch.bfloat16, device="meta"))
+
+
+@pytest.mark.usefixtures("needs_native")
+def test_the_library_refuses_more_rows_than_it_holds() -> None:
+    weight, x = rows_of(20, 64, torch.bfloat16), rows_of(BFLOAT_ROWS + 1, 64, torch.bfloat16)
+    out = torch.full((BFLOAT_ROWS + 1, 20), 7.0, dtype=torch.bfloat16)
+    library = native_kernels().library
+    assert library is not None
+    pointers = (weight.data_ptr(), 64, 20, x.data_ptr(), out.data_ptr())
+    assert library.kaminari_bfloat_linear(*pointers, BFLOAT_ROWS + 1) == 1
+    assert (out == 7).all()
+    assert library.kaminari_bfloat_linear(*pointers, BFLOAT_ROWS) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from kaminari.model.kernels.native.program import (
     Program,
     Recording,
     Unrecordable,
+    Worker,
 )
 
 pytestmark = pytest.mark.skipif(native_kernels().library is None, reason=native_kernels().reason)
@@ -50,9 +53,11 @@ def test_what_a_decode_step_calls_may_be_recorded_and_packing_may_not() -> None:
     assert recordable >= {
         *(f"kaminari_{kind}_linear" for kind in ("float", "bfloat", "int8", "int4")),
         *(f"kaminari_{name}" for name in ("attend", "delta_step", "rms_norm", "turn", "swiglu")),
-        *(f"kaminari_{name}" for name in ("pick", "place", "narrow", "add", "gate", "turns")),
+        *(f"kaminari_{name}" for name in ("pick", "place", "narrow", "add", "gate", "turns", "stamp")),
+        *(f"kaminari_{name}" for name in ("greedy", "leave")),
     }
     assert not any(name.endswith(("_pack", "_bytes", "_run", "_threads")) for name in recordable)
+    assert not any("worker" in name for name in recordable)
 
 
 def test_a_program_reads_its_inputs_anew_at_every_run() -> None:
@@ -248,3 +253,78 @@ def test_a_recording_that_fails_leaves_the_thread_free() -> None:
 
 def overlap(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
+def worker() -> Worker:
+    library = native_kernels().library
+    assert library is not None
+    return Worker(library)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_worker_runs_programs_beside_this_thread(threads: int) -> None:
+    torch.set_num_threads(threads)
+    x, weight = torch.randn(5, 4000), torch.randn(4000)
+    program, output = record(lambda: rms_norm(x, weight, 1e-6, centred=False))
+    hand = worker()
+    for round_ in range(200):
+        x.fill_(round_ + 1.0)
+        hand.start(program)
+        assert hand.wait() > 0
+        assert torch.equal(output, rms_norm(x, weight, 1e-6, centred=False)), round_
+    assert hand.wait() == 0.0, "there is nothing to wait for"
+
+
+def test_a_worker_has_one_program_at_a_time() -> None:
+    index = torch.arange(3)
+    program, _ = record(lambda: cpu_rows.narrow(index))
+    hand = worker()
+    hand.start(program)
+    with pytest.raises(RuntimeError, match="has a program"):
+        hand.start(program)
+    hand.wait()
+    hand.start(program)
+    hand.wait()
+
+
+def test_a_worker_tells_which_call_failed_and_goes_on() -> None:
+    table, index = torch.randn(4, 8), torch.tensor([0, 1])
+    program, output = record(lambda: cpu_rows.pick(table, index))
+    hand = worker()
+    index[1] = 4
+    hand.start(program)
+    with pytest.raises(ValueError, match="kaminari_pick: the step's rows do not fit"):
+        hand.wait()
+    index[1] = 3
+    hand.start(program)
+    hand.wait()
+    assert torch.equal(output, table[[0, 3]])
+
+
+def test_a_worker_s_thread_ends_with_it_also_while_it_is_busy() -> None:
+    torch.set_num_threads(1)
+    x = torch.randn(64, 100_000)
+    program, _ = record(lambda: cpu_rows.add(x, x))
+    threads = Path("/proc/self/task")
+    before = {each.name for each in threads.iterdir()}
+    for _ in range(20):
+        hand = worker()
+        hand.start(program)
+        del hand
+    # a thread that was joined may be listed for a moment longer
+    until = time.monotonic() + 10
+    while ({each.name for each in threads.iterdir()} - before) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not {each.name for each in threads.iterdir()} - before
+
+
+def test_a_worker_sleeps_and_wakes() -> None:
+    index = torch.arange(3)
+    program, output = record(lambda: cpu_rows.narrow(index))
+    hand = worker()
+    for pause in (0.0, 0.02, 0.0, 0.02):
+        time.sleep(pause)
+        hand.start(program)
+        time.sleep(pause)
+        hand.wait()
+        assert output.tolist() == [0, 1, 2]

@@ -24,24 +24,14 @@ struct Piece {
   int64_t row, kv_head, segment;
 };
 
-// partial: per query a maximum, a sum, and `dim` values. next: the piece that the same thread most likely takes then.
+// partial: per query a maximum, a sum, and `dim` values.
 template <class T>
-void reduce(const Call<T>& call, const Row* rows, const Piece& piece, const Piece* next, float* partial) {
-  const Row& row = rows[piece.row];
-  const int64_t dim = call.dim;
-  const auto place = [&](const Piece& of) {
-    return ((rows[of.row].slot * call.kv_heads + of.kv_head) * call.capacity + of.segment * SEGMENT) * dim;
-  };
-  const auto count = [&](const Piece& of) {
-    const int64_t left = rows[of.row].length - of.segment * SEGMENT;
-    return left < SEGMENT ? left : SEGMENT;
-  };
-  T *keys = call.keys + place(piece), *values = call.values + place(piece);
-  const int64_t begin = piece.segment * SEGMENT, old = row.length - row.queries;
-  const Part<T> part{call,  row,          call.heads / call.kv_heads,
-                     piece.kv_head, begin, count(piece),
-                     keys,  values,       next ? call.keys + place(*next) : nullptr,
-                     next ? count(*next) : 0};
+void reduce(const Call<T>& call, const Row& row, const Piece& piece, float* partial) {
+  const int64_t dim = call.dim, begin = piece.segment * SEGMENT, old = row.length - row.queries;
+  const int64_t place = ((row.slot * call.kv_heads + piece.kv_head) * call.capacity + begin) * dim;
+  T *keys = call.keys + place, *values = call.values + place;
+  const int64_t left = row.length - begin, count = left < SEGMENT ? left : SEGMENT;
+  const Part<T> part{call, row, call.heads / call.kv_heads, piece.kv_head, begin, count, keys, values};
   for (int64_t i = old > begin ? old - begin : 0; i < part.count; ++i) {
     const int64_t token = row.first + begin + i - old;
     std::memcpy(keys + i * dim, call.k + token * call.k_stride + piece.kv_head * dim, dim * sizeof(T));
@@ -134,17 +124,15 @@ int32_t attend(const Call<T>& call, const int64_t* slots, const int32_t* q_lens,
     for (int64_t number = begin; number < end; ++number) {
       const int64_t r = piece.row, head = piece.kv_head;
       const Row& row = rows[r];
-      Piece next = piece;
-      if (++next.segment == row.segments) {
-        next.segment = 0;
-        if (++next.kv_head == call.kv_heads) next = {r + 1, 0, 0};
-      }
       const int64_t each = row.queries * group * (call.dim + 2);
       float* results = partials + row.partial + head * row.segments * each;
-      reduce(call, rows, piece, number + 1 < pieces ? &next : nullptr, results + piece.segment * each);
+      reduce(call, row, piece, results + piece.segment * each);
       if (__atomic_sub_fetch(&left[r * call.kv_heads + head], 1, __ATOMIC_ACQ_REL) == 0)
         merge(call, row, head, results);
-      piece = next;
+      if (++piece.segment == row.segments) {
+        piece.segment = 0;
+        if (++piece.kv_head == call.kv_heads) piece = {r + 1, 0, 0};
+      }
     }
   });
   return DONE;

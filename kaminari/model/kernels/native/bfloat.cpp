@@ -3,10 +3,12 @@
 //
 // One row reads its weights as one stream. More rows are cut into tiles whose sums fit into registers, and go
 // through blocks of outputs; a block's columns are cut into passes, so that their rows' part stays in the first cache
-// while all of the block's outputs pass. What comes next is asked for meanwhile, evenly and in the order of memory: as
+// while all of the block's outputs pass. Rows beyond BAND go through a block in bands, one after the other, while the
+// block's weights are in the second cache. What comes next is asked for meanwhile, evenly and in the order of memory: as
 // one stream that is, which the processor follows, where it does not follow the rows of several outputs.
 #include <algorithm>
 
+#include "fold.h"
 #include "number.h"
 #include "program.h"
 #include "scratch.h"
@@ -20,7 +22,8 @@
 namespace {
 
 constexpr int BLOCK = 16;               // outputs of a block
-constexpr int64_t MOST_ROWS = 16;       // of a call
+constexpr int64_t MOST_ROWS = 32;       // of a call
+constexpr int64_t BAND = 16;            // the most rows of a band
 constexpr int64_t CHUNK = 1 << 17;      // bytes of weights that a thread of one row takes at once
 constexpr int64_t BLOCKS = 1 << 16;     // likewise with more rows, or a block
 constexpr int IN_L1 = 3, IN_L2 = 2;     // how near __builtin_prefetch brings what it asks for
@@ -71,28 +74,13 @@ inline float total(Sums sums) {
   return total_of(_mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1)));
 }
 
-// One vector is summed by halves, quarters, eighths and sixteenths. These do a step for several at once: after
-// the first, the halves of `a` lie beside those of `b`.
-inline __m512 halves(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-}
-inline __m512 quarters(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-inline __m512 eighths(__m512 a, __m512 b) {
-  const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
-  return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-}
-inline __m512 sixteenths(__m512 a, __m512 b) {
-  return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
-}
 // The sums of four outputs, each of which is left in four lanes.
 inline void fold(const Sums (&sums)[SIDES], Part* parts, int64_t group) {
-  parts[group] = quarters(halves(sums[0], sums[1]), halves(sums[2], sums[3]));
+  parts[group] = fold4(sums);
 }
 // The totals of a row's sums, rounded as `put` does, for the first `there` outputs.
 inline void put_totals(const Part* parts, uint16_t* to, int64_t there) {
-  const __m512 totals = sixteenths(eighths(parts[0], parts[1]), eighths(parts[2], parts[3]));
+  const __m512 totals = fold16(parts);
   const __m512i bits = _mm512_castps_si512(totals);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
@@ -236,7 +224,10 @@ void add_columns_of(int64_t rows, const Pass& pass) {
   add_columns<ROWS>(pass);
 }
 
-// The rows of a call as they are held: in tiles, [steps][rows of the tile].
+// A row's columns as they are held.
+inline int64_t steps_of(int64_t columns) { return (columns + STEP - 1) / STEP; }
+
+// The rows of a band as they are held: in tiles, [steps][rows of the tile].
 class Rows {
  public:
   struct Tile {
@@ -245,13 +236,10 @@ class Rows {
     int64_t asks;  // its share of the lines that are asked for at each step
   };
 
-  // Returns whether there is memory for them.
-  bool hold(Scratch& scratch, const uint16_t* x, int64_t rows, int64_t columns) {
-    steps_ = (columns + STEP - 1) / STEP;
+  // to [rows][steps_of(columns)]
+  void hold(Held* to, const uint16_t* x, int64_t rows, int64_t columns) {
     rows_ = rows;
     count_ = (rows + TILE - 1) / TILE;
-    Held* to = static_cast<Held*>(scratch.reserve(rows * steps_ * sizeof(Held)));
-    if (!to) return false;
     for (int64_t t = 0; t < count_; t++) {
       const int64_t first = rows * t / count_, some = rows * (t + 1) / count_ - first;
       const int64_t asking = std::max<int64_t>(1, count_ - IN_TURNS);
@@ -263,9 +251,8 @@ class Rows {
         for (; i + STEP <= columns; i += STEP, each += some) keep(each, load(from + i));
         if (i < columns) keep(each, load(from + i, columns - i));
       }
-      to += steps_ * some;
+      to += steps_of(columns) * some;
     }
-    return true;
   }
 
   int64_t rows() const { return rows_; }
@@ -273,11 +260,11 @@ class Rows {
   const Tile* end() const { return tiles_ + count_; }
 
  private:
-  Tile tiles_[MOST_ROWS];
-  int64_t rows_ = 0, count_ = 0, steps_ = 0;
+  Tile tiles_[BAND];
+  int64_t rows_ = 0, count_ = 0;
 };
 
-// The products of all rows and a block of `there` outputs; `more` where another block follows. `weight` and `out`
+// The products of a band and a block of `there` outputs; `more` where the next block is to be asked for. `weight` and `out`
 // begin with the block.
 void block(const Rows& x, const uint16_t* weight, uint16_t* out, int64_t columns, int64_t outputs, int64_t there,
            bool more, Sums* sums, Part* parts) {
@@ -335,24 +322,32 @@ void one_row(const Held* x, const uint16_t* weight, uint16_t* out, int64_t colum
 KAMINARI int32_t kaminari_bfloat_linear(const uint16_t* weight, int64_t columns, int64_t outputs, const uint16_t* x,
                                         uint16_t* out, int64_t rows) {
   static thread_local Scratch scratch;
-  Rows held;
-  if (rows > MOST_ROWS || !held.hold(scratch, x, rows, columns)) return 1;
+  Rows held[MOST_ROWS / BAND];
+  const int64_t bands = (rows + BAND - 1) / BAND;
+  const auto first_of = [&](int64_t band) { return rows * band / bands; };
+  if (rows > MOST_ROWS) return 1;
+  Held* memory = static_cast<Held*>(scratch.reserve(rows * steps_of(columns) * sizeof(Held)));
+  if (!memory) return 1;
+  for (int64_t b = 0; b < bands; b++)
+    held[b].hold(memory + first_of(b) * steps_of(columns), x + first_of(b) * columns, first_of(b + 1) - first_of(b),
+                 columns);
   if (rows == 1) {
     const int64_t chunk = std::max<int64_t>(1, CHUNK / (2 * std::max<int64_t>(columns, 1)));
     parallel_streams(outputs, chunk, [&](int64_t first, int64_t end) {
-      one_row(held.begin()->x, weight + first * columns, out + first, columns, end - first);
+      one_row(memory, weight + first * columns, out + first, columns, end - first);
     });
     return 0;
   }
   const int64_t blocks = (outputs + BLOCK - 1) / BLOCK;
   const int64_t chunk = std::max<int64_t>(1, BLOCKS / (2 * BLOCK * std::max<int64_t>(columns, 1)));
   parallel_streams(blocks, chunk, [&](int64_t first, int64_t end) {
-    alignas(64) Sums sums[BLOCK * MOST_ROWS];
-    alignas(64) Part parts[PARTS * MOST_ROWS];
+    alignas(64) Sums sums[BLOCK * BAND];
+    alignas(64) Part parts[PARTS * BAND];
     for (int64_t at = first; at < end; at++) {
-      const int64_t n = at * BLOCK;
-      block(held, weight + n * columns, out + n, columns, outputs, std::min<int64_t>(BLOCK, outputs - n),
-            at + 1 < blocks, sums, parts);
+      const int64_t n = at * BLOCK, there = std::min<int64_t>(BLOCK, outputs - n);
+      for (int64_t b = 0; b < bands; b++)
+        block(held[b], weight + n * columns, out + first_of(b) * outputs + n, columns, outputs, there,
+              b + 1 == bands && at + 1 < blocks, sums, parts);
     }
   });
   return 0;

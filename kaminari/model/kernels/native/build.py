@@ -35,7 +35,10 @@ log = logging.getLogger("kaminari.kernels")
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden")
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fno-math-errno"),
+)
 BFLOAT_LEVEL = "avx512-vnni"
 """The level whose CPUs multiply bfloat16."""
 LEVELS: dict[str, tuple[str, ...]] = {

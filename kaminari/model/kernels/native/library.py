@@ -19,12 +19,30 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_threads": ((), FLAG),
     # words, how many, where the place of a failed call goes
     "kaminari_run": ((POINTER, COUNT, POINTER), FLAG),
+    "kaminari_worker": ((), POINTER),
+    "kaminari_worker_end": ((POINTER,), None),
+    # worker, words, how many
+    "kaminari_worker_start": ((POINTER, POINTER, COUNT), None),
+    # worker, where the place of a failed call and the nanoseconds go
+    "kaminari_worker_wait": ((POINTER, POINTER, POINTER), FLAG),
+    # where the clock's nanoseconds go
+    "kaminari_stamp": ((POINTER,), None),
     # table, lines, bytes, index, out, rows
     "kaminari_pick": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), FLAG),
     # from, bytes, to, stride, rows
     "kaminari_place": ((POINTER, COUNT, POINTER, COUNT, COUNT), None),
     # from, to, count
     "kaminari_narrow": ((POINTER, POINTER, COUNT), None),
+    # logits, rows, vocabulary, ids, whether bfloat16
+    "kaminari_greedy": ((POINTER, COUNT, COUNT, POINTER, FLAG), None),
+    # table, lines, index, ids, rows
+    "kaminari_leave": ((POINTER, COUNT, POINTER, POINTER, COUNT), FLAG),
+    # logits, rows, vocabulary, temperatures, weights, whether bfloat16
+    "kaminari_weigh": ((POINTER, COUNT, COUNT, POINTER, POINTER, FLAG), None),
+    # weights, rows, vocabulary, top_k, top_p, the least weight
+    "kaminari_keep": ((POINTER, COUNT, COUNT, *(POINTER,) * 3), FLAG),
+    # weights, rows, vocabulary, noise, ids
+    "kaminari_draw": ((POINTER, COUNT, COUNT, POINTER, POINTER), None),
     # x, y, out, count, whether bfloat16
     "kaminari_add": ((*(POINTER,) * 3, COUNT, FLAG), None),
     # x, gates, strides of tokens and heads, out; tokens, heads, dim; whether bfloat16
@@ -72,6 +90,9 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_delta_prompt": ((*(POINTER,) * 8, *(COUNT,) * 7, NUMBER, FLAG), None),
 }
 
+PROMPT = ("kaminari_worker_start",)
+"""Functions that return at once and keep the GIL: to give it away would cost more than they take."""
+
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the functions that the library has their types, and return it.
@@ -81,6 +102,9 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     for name, (arguments, result) in SIGNATURES.items():
         function = getattr(library, name, None)
         if function is None:
+            continue
+        if name in PROMPT:
+            setattr(library, name, ctypes.PYFUNCTYPE(result, *arguments)((name, library)))
             continue
         function.argtypes = list(arguments)
         function.restype = result

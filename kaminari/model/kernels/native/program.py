@@ -109,16 +109,51 @@ class Program:
         self._code = np.frombuffer(bytes(code), dtype=np.int64)
         self._failed = ctypes.c_int64()
         self._call = library.kaminari_run
-        self._arguments = (self._code.ctypes.data, len(self._code), ctypes.addressof(self._failed))
+        self.words = (self._code.ctypes.data, len(self._code))
         self._memory = memory
 
     def run(self) -> None:
-        failure = self._call(*self._arguments)
+        self.check(self._call(*self.words, ctypes.addressof(self._failed)), self._failed.value)
+
+    def check(self, failure: int, place: int) -> None:
+        """Raise for what a run returned: not 0 where the call at this word failed."""
         if failure:
-            name = self._names[self._failed.value]
+            name = self._names[place]
             if failure == NO_MEMORY:
                 raise MemoryError(f"no memory for {name}")
             raise ValueError(f"{name}: the step's rows do not fit")
+
+
+class Worker:
+    """A thread without Python that runs programs, one at a time, with the threads of whoever starts them.
+
+    Raises RuntimeError where there is no thread for it.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._place, self._nanoseconds = ctypes.c_int64(), ctypes.c_int64()
+        self._results = (ctypes.addressof(self._place), ctypes.addressof(self._nanoseconds))
+        self._start, self._wait = library.kaminari_worker_start, library.kaminari_worker_wait
+        self._running: Program | None = None
+        self._worker = library.kaminari_worker()
+        if self._worker is None:
+            raise RuntimeError("no thread for another worker")
+        weakref.finalize(self, library.kaminari_worker_end, self._worker)
+
+    def start(self, program: Program) -> None:
+        """Begin a program and return at once. Raises RuntimeError where one was begun and not waited for."""
+        if self._running is not None:
+            raise RuntimeError("the worker has a program")
+        self._start(self._worker, *program.words)
+        self._running = program
+
+    def wait(self) -> float:
+        """Wait for the program that was begun, if any; returns the seconds that it ran. Raises as `run`."""
+        program, self._running = self._running, None
+        if program is None:
+            return 0.0
+        program.check(self._wait(self._worker, *self._results), self._place.value)
+        return self._nanoseconds.value / 1e9
 
 
 class Memory:

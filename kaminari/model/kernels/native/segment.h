@@ -30,8 +30,6 @@ struct Part {
   int64_t group, kv_head;
   int64_t begin, count;  // the number of its first key in the row, and how many there are
   const T *keys, *values;
-  const T* next;  // the keys that are read after it, and how many
-  int64_t next_count;
 
   int64_t queries() const { return row.queries * group; }
 

@@ -52,11 +52,15 @@ static inline Vec load(const bf16* from) {
 
 static inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
 
-// Rounds to nearest, ties to even; a NaN stays one.
-static inline void store(bf16* to, Vec x) {
+// The upper halves of bfloat16 numbers, rounded to nearest, ties to even; a NaN stays one. What the lower halves hold is
+// of no meaning.
+static inline Bits rounded_bits(Vec x) {
   const Bits bits = (Bits)x;
-  const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const Halves halves = __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40, Halves);
+  return x == x ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000;
+}
+
+static inline void store(bf16* to, Vec x) {
+  const Halves halves = __builtin_convertvector(rounded_bits(x) >> 16, Halves);
   std::memcpy(to, &halves, sizeof halves);
 }
 
@@ -97,9 +101,7 @@ inline Vec rounded<float>(Vec x) {
 
 template <>
 inline Vec rounded<bf16>(Vec x) {
-  bf16 halves[LANES];
-  store(halves, x);
-  return load(halves);
+  return (Vec)(rounded_bits(x) & 0xffff0000);
 }
 
 // Adds the upper half of a vector to its lower one until one number is left: always in this order.
