@@ -104,8 +104,9 @@ def test_every_answer_is_that_of_eager_steps_without_company(
 ) -> None:
     """Greedy and drawn, with grammars, penalties, log-probabilities and all that ends an answer."""
     engine = hand_loop(checkpoint(variant), slots=5, chunk=20)
-    captures = mode.captured and not mode.compiled and native_kernels().library is not None
-    assert (1 in engine.loop.runner._graphs) >= captures
+    if engine.loaded.info.device == "cpu":
+        captures = mode.captured and not mode.compiled and native_kernels().library is not None
+        assert (1 in engine.loop.runner._graphs) == captures
     poison(engine.loop.runner.cache)
     running = []
     for request in ASKED:
@@ -151,7 +152,7 @@ def test_who_leaves_at_any_tick_gives_the_slot_to_the_next_within_one_step_and_n
         # whatever the aborted row still writes, or has written, is worthless to the next
         poison(engine.loop.runner.cache, held)
         engine.step()
-        assert scheduler.slots.free >= 1, tick
+        assert set(held) <= set(scheduler.slots._free), tick
         poison(engine.loop.runner.cache, held)
         followers = [engine.submit(prompts["picture"], SHORT) for _ in range(2)]
         engine.run()
