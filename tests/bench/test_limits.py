@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from kaminari.bench import limits
 from kaminari.bench.limits import file_rate, forget_file, multiply_rate, read_rate
+from kaminari.model import huge_pages
 
 CPU = torch.device("cpu")
 
@@ -38,14 +38,14 @@ def test_reading_is_over_what_a_step_reads(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("_a_millisecond")
 def test_less_is_read_where_a_model_leaves_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    ones = torch.ones
+    zeros = huge_pages.zeros
 
-    def full(*shape: int, **options: Any) -> torch.Tensor:
-        if len(shape) == 2 and shape[0] * shape[1] * 4 > room:
+    def full(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if shape[0] * shape[1] * 4 > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return ones(*shape, **options)
+        return zeros(shape, dtype, device)
 
-    monkeypatch.setattr(torch, "ones", full)
+    monkeypatch.setattr(huge_pages, "zeros", full)
     room = 3 << 20
     assert read_rate(CPU, torch.float32, 8 << 20)[1] == 2 << 20
     room = 1 << 19
