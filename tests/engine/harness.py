@@ -25,6 +25,7 @@ from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.requests import Request
 from kaminari.engine.runner import Runner
+from kaminari.engine.step_graphs import Tensors
 from kaminari.engine.stream import EventStream
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import SlotCache
@@ -193,6 +194,7 @@ class Sabotaged(VisionLanguageModel):
 
     def watch(self, runner: Runner) -> None:
         """Do harm in captured steps too, and forget those that were run to capture them."""
+        self.wait = runner._graphs.wait
         runner._graphs.run = partial(self.replay, runner._graphs.run)  # type: ignore[method-assign]
         self.decode_batches.clear()
 
@@ -223,8 +225,8 @@ class Sabotaged(VisionLanguageModel):
         return hidden
 
     def replay(
-        self, run: Callable[[Sequence[Sequence[int]]], Tensor], layout: Sequence[Sequence[int]]
-    ) -> Tensor:
+        self, run: Callable[[Sequence[Sequence[int]]], Tensors], layout: Sequence[Sequence[int]]
+    ) -> Tensors:
         """Run a captured step, which calls nothing of the model: NaN comes from what the slot holds."""
         self._strike()
         self.decode_batches.append(len(layout[0]))

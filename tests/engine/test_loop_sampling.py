@@ -17,6 +17,7 @@ from torch import Tensor
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.events import Delta, FinishReason
 from kaminari.engine.params import SamplingParams
+from kaminari.engine.step_graphs import Tensors
 from tests.engine.harness import HandLoop, Mode, Running, Sabotaged, hand_loop, picture
 from tests.engine.test_sampler_edits import oracle
 
@@ -47,11 +48,12 @@ class Recording(Sabotaged):
         return logits
 
     def replay(
-        self, run: Callable[[Sequence[Sequence[int]]], Tensor], layout: Sequence[Sequence[int]]
-    ) -> Tensor:
-        logits = super().replay(run, layout)
+        self, run: Callable[[Sequence[Sequence[int]]], Tensors], layout: Sequence[Sequence[int]]
+    ) -> Tensors:
+        logits, likeliest = super().replay(run, layout)
+        self.wait()
         self.logits.append(logits.float().clone())
-        return logits
+        return logits, likeliest
 
 
 @pytest.fixture
