@@ -73,6 +73,11 @@ async def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
         await asyncio.sleep(0.005)
 
 
+async def until_free(engine: Engine) -> None:
+    """Wait for the slots of answers that are over: one may be in flight in a step that nobody needs."""
+    await until(lambda: engine.status().free_slots == engine.info.slots)
+
+
 @dataclass
 class AsgiCall:
     """One request by hand, which can leave in the middle. `sent` is what the application sent."""
