@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,17 +23,30 @@ class DrawRow:
     index: int
 
 
+class Choices(Protocol):
+    """Numbers on their way to the host, in one transfer."""
+
+    def collect(self) -> list[Any]:
+        """Wait for these, and for nothing that was launched after them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Undrawn:
     """Logits [R, V] on the device, and their R rows.
 
-    likeliest:  [R] int64, what a row draws that takes the largest of its logits, -1 where they are not
-                finite; it lies where the next step finds it. None where nothing has looked for it yet.
+    chosen:     [R] ids that the step drew itself, -1 where a row's logits are not finite; they lie where the
+                next step finds them. None where the draw of a row takes more than that
+    likeliest:  [R] int64, the largest of each row's logits, -1 likewise; None where nothing has looked for it
+    ready:      waits until the tensors may be read, and raises what went wrong in the step; None where the
+                device sees to the order
     """
 
     logits: Tensor
     rows: tuple[DrawRow, ...]
+    chosen: Choices | None = None
     likeliest: Tensor | None = None
+    ready: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +72,39 @@ class DrawnToken:
 
 
 class Drawn:
-    """Tokens on their way to the host, in one transfer that was queued behind their draw."""
+    """Tokens on their way to the host."""
 
     def __init__(
-        self, rows: tuple[DrawRow, ...], sampled: Sampled | Tensor, tops: Sequence[int | None] = ()
+        self,
+        rows: tuple[DrawRow, ...],
+        values: Choices,
+        *,
+        places: Sequence[int] | None = None,
+        tops: Sequence[int | None] | None = None,
     ) -> None:
         """
-        sampled:  what the rows drew; or their ids alone, -1 where there is none
-        tops:     how many of the likeliest tokens each row asked for; None where it asked for no
-                  log-probability
+        values:  ids, -1 where there is none; with `tops` each at the head of the line that `_table` makes
+        places:  which of the values are those of the rows; None where all are
+        tops:    how many of the likeliest tokens each row asked for; None where it asked for no
+                 log-probability
         """
         self.rows = rows
+        self._values = values
+        self._places = places
         self._tops = tops
-        self._named = isinstance(sampled, Sampled) and sampled.logprobs is not None
-        self._copy = HostCopy(_table(sampled) if isinstance(sampled, Sampled) else sampled)
+
+    @classmethod
+    def sampled(cls, rows: tuple[DrawRow, ...], sampled: Sampled, tops: Sequence[int | None]) -> Drawn:
+        """What the sampler drew for these rows; `tops` as above."""
+        values = HostCopy(_table(sampled))
+        return cls(rows, values, tops=None if sampled.logprobs is None else tops)
 
     def collect(self) -> list[DrawnToken]:
         """Wait for these tokens, and for nothing that was launched after them."""
-        values = self._copy.collect()
-        if not self._named:
+        values = self._values.collect()
+        if self._places is not None:
+            values = [values[place] for place in self._places]
+        if self._tops is None:
             return [
                 DrawnToken(row.job, row.choice, token if token >= 0 else None)
                 for row, token in zip(self.rows, values, strict=True)

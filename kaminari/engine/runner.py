@@ -1,7 +1,9 @@
 """Runs the scheduler's items on the device. Owns the cache and every per-slot tensor; decides nothing.
 
 A forward pass and its draw are apart, and neither waits for the device: the token that a step draws stays
-there, in `_last_tokens`, where the next step finds it. Only `Drawn.collect` waits.
+there, in `_last_tokens`, where the next step finds it. Only `Drawn.collect` waits, and on a CPU the draw of a
+step that does not draw itself. A step draws itself where every row does so by its logits and numbers alone:
+then the next one can be launched while it runs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,15 +24,16 @@ from kaminari.engine.noise import uniform
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.sampler import sample
-from kaminari.engine.sampling_table import SamplingTable
+from kaminari.engine.sampling_table import SamplingTable, filters
 from kaminari.engine.scheduler import DecodeRow, DecodeStep, EncodePicture, Item, PrefillChunk
+from kaminari.engine.step_block import Draw, split_block, step_block
 from kaminari.engine.step_clock import StepClock
-from kaminari.engine.step_graphs import StepGraphs, recorder_for
+from kaminari.engine.step_graphs import Launched, StepGraphs, recorder_for
 from kaminari.engine.token_mask import token_mask
-from kaminari.engine.transfer import mark, to_device
+from kaminari.engine.transfer import HostCopy, mark, to_device
 from kaminari.model.batch import FeatureRows, RowLengths, StepBatch
 from kaminari.model.family import VisionLanguageModel, VisionRows
-from kaminari.model.operators import greedy, leave, narrow, pick
+from kaminari.model.operators import choose, chooses, leave, narrow, pick
 
 
 class VisionRowsMismatch(Exception):
@@ -39,7 +43,8 @@ class VisionRowsMismatch(Exception):
 @dataclass(slots=True)
 class _RunnerJob:
     """A prompt on the device: tokens [T], positions [3, T], what is done to its logits, what holds each
-    choice, whether it only takes the largest of its logits, and the rows of its pictures so far."""
+    choice, by what a step may draw for it itself (None where it may not), and the rows of its pictures so
+    far."""
 
     prompt: PreparedPrompt
     params: SamplingParams
@@ -48,7 +53,7 @@ class _RunnerJob:
     positions: Tensor
     rules: LogitRules
     constraints: Sequence[Constraint | None]
-    plain: bool
+    filters: tuple[float, float, float, float] | None
     vision: dict[int, VisionRows] = field(default_factory=dict)
 
 
@@ -77,8 +82,9 @@ class Runner:
         self._numbers = torch.arange(slots, device=model.device)
         self._ones = torch.ones(slots, dtype=torch.int32, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
-        self._fault: Exception | None = None
-        recorder = recorder_for(self.cache, model.device, overlap)
+        # what a step chooses is the largest of a row's logits, or a draw where the device can
+        self._chooses = chooses(torch.empty(0, dtype=model.dtype, device=model.device))
+        recorder = recorder_for(self.cache, model.device, overlap, partial(self._clock.add, "forward"))
         self._graphs = StepGraphs(self._captured_step, model.device, recorder)
 
     def add(
@@ -91,7 +97,8 @@ class Runner:
     ) -> None:
         """Bring a prompt to the device. `constraints` holds one of each choice, or None."""
         rules = self._logits.bring(params, prompt.text_ids, params.ending(self._end_token_ids))
-        free = params.logprobs is None and all(each is None for each in constraints)
+        free = params.logprobs is None and not rules.edits and all(each is None for each in constraints)
+        itself = free and (params.greedy or self._chooses)
         self._jobs[job] = _RunnerJob(
             prompt,
             params,
@@ -100,7 +107,7 @@ class Runner:
             to_device(torch.from_numpy(prompt.positions), torch.int64, self._device),
             rules,
             constraints,
-            plain=params.greedy and free and not rules.edits,
+            filters(params, self.model.vocab_size) if itself else None,
         )
 
     def warm_up(self) -> None:
@@ -129,13 +136,13 @@ class Runner:
 
     def scrub(self, slots: Sequence[int]) -> None:
         """Overwrite slots with zeros after a fault."""
-        self._wait()
+        self._graphs.finish()
         for slot in slots:
             self.cache.scrub(slot)
 
     def encode_picture(self, item: EncodePicture) -> None:
         """Run the vision tower over one picture. Raises `VisionRowsMismatch`."""
-        self._begin()
+        self._graphs.finish()
         job = self._jobs[item.job]
         picture = job.prompt.pictures[item.picture]
         rows = self.model.encode_picture(picture)
@@ -158,7 +165,7 @@ class Runner:
 
     def prefill(self, item: PrefillChunk) -> Undrawn | None:
         """Run one chunk. The last chunk of a prompt leaves the first token of every choice to draw."""
-        self._begin()
+        self._graphs.finish()
         job = self._jobs[item.job]
         first = item.slots[0]
         if item.start == 0:
@@ -194,53 +201,58 @@ class Runner:
 
     def decode(self, rows: Sequence[DecodeRow]) -> Undrawn:
         """Run one decode step: feed every row its last token."""
-        self._begin()
         slots = tuple(row.slot for row in rows)
         lengths = tuple(row.cached + 1 for row in rows)
-        positions = [row.cached + self._jobs[row.job].prompt.position_offset for row in rows]
-        layout = (slots, lengths, positions)
+        jobs = [self._jobs[row.job] for row in rows]
+        positions = [row.cached + job.prompt.position_offset for row, job in zip(rows, jobs, strict=True)]
+        draws = _draws(rows, jobs)
+        block = step_block(slots, lengths, positions, draws)
         host = RowLengths(slots, (1,) * len(rows), lengths)
         if len(rows) in self._graphs:
             self.cache.check_rows(host)
             self._clock.lap("prepare")
-            logits, likeliest = self._graphs.run(layout)
+            launched = self._graphs.run(block)
             self.cache.advance(slots)
         else:
-            on_device = self._tensor(layout)
+            self._graphs.finish()
+            on_device = to_device(torch.from_numpy(block), torch.int64, self._device)
             self._clock.lap("prepare")
-            logits, likeliest = self._step(on_device, host)
+            logits, chosen = self._step(on_device, host)
+            launched = Launched(logits, chosen, HostCopy(chosen))
         self._clock.lap("forward")
         self._clock.steps += 1
         self._clock.rows += len(rows)
         drawing = tuple(DrawRow(row.job, row.choice, row.slot, row.index) for row in rows)
-        return Undrawn(logits, drawing, likeliest)
+        if draws is not None:
+            return Undrawn(launched.logits, drawing, launched.ids)
+        return Undrawn(launched.logits, drawing, likeliest=launched.chosen, ready=launched.ready)
 
-    def _step(self, layout: Tensor, host: RowLengths) -> tuple[Tensor, Tensor]:
-        """Logits [R, vocab] of a decode step and the likeliest ids [R], as `Undrawn` has them: layout [3, R]
-        holds slots, lengths and positions."""
-        rows = layout.shape[1]
+    def _step(self, block: Tensor, host: RowLengths) -> tuple[Tensor, Tensor]:
+        """Logits [R, vocab] of a decode step and the ids [R] that it chose, by a block on the device."""
+        slots, lengths, positions, draws = split_block(block)
+        rows = slots.shape[0]
         batch = StepBatch(
-            tokens=pick(self._last_tokens, layout[0]),
-            positions=layout[2].expand(3, -1),
-            slots=layout[0],
+            tokens=pick(self._last_tokens, slots),
+            positions=positions.expand(3, -1),
+            slots=slots,
             q_lens=self._ones[:rows],
-            kv_lens=narrow(layout[1]),
+            kv_lens=narrow(lengths),
             logit_rows=self._numbers[:rows],
             host=host,
         )
         logits = self.model.head(self.model.forward(batch, self.cache))
-        likeliest = greedy(logits)
-        leave(self._last_tokens, layout[0], likeliest)
-        return logits, likeliest
+        chosen = choose(logits, draws)
+        leave(self._last_tokens, slots, chosen)
+        return logits, chosen
 
-    def _captured_step(self, layout: Tensor) -> tuple[Tensor, Tensor]:
+    def _captured_step(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """`_step` for rows of any slots and lengths. CUDA makes room by the host's copy of the lengths: to it
         every row is as long as a slot. On a CPU the rows are what they are while they are captured."""
-        rows = layout.shape[1]
+        rows = block.shape[1]
         length = self.cache.capacity if self._device.type == "cuda" else 1
         for slot in range(rows):
             self.cache.assume(slot, length - 1)
-        return self._step(layout, RowLengths(tuple(range(rows)), (1,) * rows, (length,) * rows))
+        return self._step(block, RowLengths(tuple(range(rows)), (1,) * rows, (length,) * rows))
 
     def draw(self, undrawn: Undrawn, rows: Sequence[DrawRow]) -> Drawn:
         """Draw one token for each of these rows of `undrawn`, and leave it where the next step finds it."""
@@ -248,24 +260,19 @@ class Runner:
         places = None
         if rows != undrawn.rows:
             numbers = {row: place for place, row in enumerate(undrawn.rows)}
-            places = self._tensor([numbers[row] for row in rows])
-        jobs = [self._jobs[row.job] for row in rows]
-        if undrawn.likeliest is None or not all(job.plain for job in jobs):
-            return self._sample(undrawn, rows, jobs, places)
-        self._clock.lap("prepare")
-        self._join()
-        drawn = Drawn(rows, undrawn.likeliest if places is None else pick(undrawn.likeliest, places))
-        self._clock.lap("sample")
-        return drawn
+            places = [numbers[row] for row in rows]
+        if undrawn.chosen is not None:
+            return Drawn(rows, undrawn.chosen, places=places)
+        return self._sample(undrawn, rows, places)
 
     def _sample(
         self,
         undrawn: Undrawn,
         rows: tuple[DrawRow, ...],
-        jobs: Sequence[_RunnerJob],
-        places: Tensor | None,
+        places: Sequence[int] | None,
     ) -> Drawn:
-        """`draw` for rows that ask for more than the largest logit: those at `places`, or all."""
+        """`draw` for rows whose step could not: those at `places`, or all."""
+        jobs = [self._jobs[row.job] for row in rows]
         slots = tuple(row.slot for row in rows)
         indices = [row.index for row in rows]
         index = self._tensor(slots)
@@ -280,40 +287,22 @@ class Runner:
         constraints = [job.constraints[row.choice] for job, row in zip(jobs, rows, strict=True)]
         mask = token_mask(constraints, self.model.vocab_size, self._device)
         top = min(max(asked, default=0), self.model.vocab_size)
+        at = None if places is None else self._tensor(places)
         self._clock.lap("prepare")
-        self._join()
+        if undrawn.ready is not None:
+            undrawn.ready()
         logits, likeliest = undrawn.logits, undrawn.likeliest
-        if places is not None:
-            logits = logits.index_select(0, places)
-            likeliest = None if likeliest is None else likeliest.index_select(0, places)
+        if at is not None:
+            logits = logits.index_select(0, at)
+            likeliest = None if likeliest is None else likeliest.index_select(0, at)
         sampled = sample(
             logits, params, mask, noise, edits, likeliest=likeliest, logprobs=bool(asked), top=top
         )
         self._logits.record(slots, index, sampled.ids)
         self._last_tokens.index_copy_(0, index, sampled.ids)
-        drawn = Drawn(rows, sampled, tops)
+        drawn = Drawn.sampled(rows, sampled, tops)
         self._clock.lap("sample")
         return drawn
-
-    def _begin(self) -> None:
-        """Make way for another item: nobody draws from a step whose rows were all over meanwhile."""
-        self._wait()
-        self._fault = None
-
-    def _join(self) -> None:
-        """Wait for the step that runs beside this thread. Raises what went wrong in it."""
-        self._wait()
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
-
-    def _wait(self) -> None:
-        """See that no step runs any more; what went wrong in it is kept for whoever draws from it."""
-        try:
-            if seconds := self._graphs.wait():
-                self._clock.add("forward", seconds)
-        except (MemoryError, ValueError) as fault:
-            self._fault = fault
 
     def _features(self, job: _RunnerJob, start: int, stop: int) -> FeatureRows | None:
         """Vision rows of the placeholders among prompt tokens [start, stop)."""
@@ -341,3 +330,14 @@ class Runner:
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return to_device(values, torch.int64, self._device)
+
+
+def _draws(rows: Sequence[DecodeRow], jobs: Sequence[_RunnerJob]) -> list[Draw] | None:
+    """By what a step draws for its rows itself; None where it cannot for one of them."""
+    draws: list[Draw] = []
+    for row, job in zip(rows, jobs, strict=True):
+        if job.filters is None:
+            return None
+        noise = uniform(job.seed, row.choice, row.index) if job.filters[0] else 0.0
+        draws.append((*job.filters, noise))
+    return draws

@@ -40,6 +40,12 @@ class SamplingTensors:
     sort_width: int
 
 
+def filters(params: SamplingParams, vocab_size: int) -> tuple[float, float, float, float]:
+    """Temperature, top_k, top_p and min_p, as `SamplingTensors` have them."""
+    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+    return 0.0 if params.greedy else params.temperature, top_k, params.top_p, params.min_p
+
+
 class SamplingTable:
     """Parameters of every slot, in one [slots, 4] tensor on the device."""
 
@@ -51,15 +57,12 @@ class SamplingTable:
 
     def set(self, slot: int, params: SamplingParams) -> None:
         """Write the parameters of a slot's new owner. Queued on the device; the host does not wait."""
-        top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
-        temperature = 0.0 if params.greedy else params.temperature
+        values = filters(params, self._vocab_size)
         # A fill takes its value as a kernel's argument. A copy from host memory would wait for the stream.
-        for cell, value in zip(
-            self._values[slot], (temperature, top_k, params.top_p, params.min_p), strict=True
-        ):
+        for cell, value in zip(self._values[slot], values, strict=True):
             cell.fill_(value)
         self._greedy[slot] = params.greedy
-        self._widths[slot] = 0 if params.greedy else self._sort_width(top_k, params.top_p)
+        self._widths[slot] = 0 if params.greedy else self._sort_width(int(values[1]), params.top_p)
 
     def rows(self, slots: Sequence[int], index: Tensor) -> SamplingTensors:
         """Return the parameters of R slots, in order.

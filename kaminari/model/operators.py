@@ -50,6 +50,17 @@ def greedy(logits: Tensor) -> Tensor:
     return torch.where(finite, logits.argmax(-1), -1)
 
 
+def chooses(like: Tensor) -> bool:
+    """Whether `choose` draws for logits of this kind: else every row takes the largest of its own."""
+    return cpu_rows.fits(like)
+
+
+def choose(logits: Tensor, draws: Tensor) -> Tensor:
+    """ids [R] int64: what rows of logits [R, V] draw by draws [5, R] float64 (temperature, top_k, top_p,
+    min_p and noise), where it `chooses`; else as `greedy`."""
+    return cpu_sampling.choose(logits, draws) if cpu_rows.fits(logits) else greedy(logits)
+
+
 def leave(table: Tensor, index: Tensor, ids: Tensor) -> None:
     """table[index] = ids, and 0 where an id is negative: all int64, of lengths [N], [R] and [R]."""
     if cpu_rows.indexes(index):

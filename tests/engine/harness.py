@@ -25,7 +25,8 @@ from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.requests import Request
 from kaminari.engine.runner import Runner
-from kaminari.engine.step_graphs import Tensors
+from kaminari.engine.step_block import Block
+from kaminari.engine.step_graphs import Launched
 from kaminari.engine.stream import EventStream
 from kaminari.model.batch import StepBatch
 from kaminari.model.cache import SlotCache
@@ -194,7 +195,7 @@ class Sabotaged(VisionLanguageModel):
 
     def watch(self, runner: Runner) -> None:
         """Do harm in captured steps too, and forget those that were run to capture them."""
-        self.wait = runner._graphs.wait
+        self.finish = runner._graphs.finish
         runner._graphs.run = partial(self.replay, runner._graphs.run)  # type: ignore[method-assign]
         self.decode_batches.clear()
 
@@ -224,14 +225,15 @@ class Sabotaged(VisionLanguageModel):
             poison(cache, [slots[row]])
         return hidden
 
-    def replay(
-        self, run: Callable[[Sequence[Sequence[int]]], Tensors], layout: Sequence[Sequence[int]]
-    ) -> Tensors:
+    def replay(self, run: Callable[[Block], Launched], block: Block) -> Launched:
         """Run a captured step, which calls nothing of the model: NaN comes from what the slot holds."""
         self._strike()
-        self.decode_batches.append(len(layout[0]))
-        poison(self.cache, [slot for slot in layout[0] if slot in self.nan_slots])
-        return run(layout)
+        slots = block[0].tolist()
+        self.decode_batches.append(len(slots))
+        if struck := self.nan_slots.intersection(slots):
+            self.finish()
+            poison(self.cache, sorted(struck))
+        return run(block)
 
     def _strike(self) -> None:
         error, self.fail_next = self.fail_next, None

@@ -17,7 +17,8 @@ from torch import Tensor
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.events import Delta, FinishReason
 from kaminari.engine.params import SamplingParams
-from kaminari.engine.step_graphs import Tensors
+from kaminari.engine.step_block import Block
+from kaminari.engine.step_graphs import Launched
 from tests.engine.harness import HandLoop, Mode, Running, Sabotaged, hand_loop, picture
 from tests.engine.test_sampler_edits import oracle
 
@@ -47,13 +48,11 @@ class Recording(Sabotaged):
         self.logits.append(logits.float())
         return logits
 
-    def replay(
-        self, run: Callable[[Sequence[Sequence[int]]], Tensors], layout: Sequence[Sequence[int]]
-    ) -> Tensors:
-        logits, likeliest = super().replay(run, layout)
-        self.wait()
-        self.logits.append(logits.float().clone())
-        return logits, likeliest
+    def replay(self, run: Callable[[Block], Launched], block: Block) -> Launched:
+        launched = super().replay(run, block)
+        self.finish()
+        self.logits.append(launched.logits.float().clone())
+        return launched
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.runner import Runner
 from kaminari.engine.scheduler import DecodeRow, PrefillChunk
-from kaminari.engine.step_graphs import ProgramRecorder
+from kaminari.engine.step_block import Block
+from kaminari.engine.step_graphs import Launched, ProgramRecorder
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.native.build import allow_native, native_kernels
 from kaminari.model.packs.writing import Recipe
@@ -283,7 +284,7 @@ def recorded_loop(folder: Path, depth: int = 2) -> HandLoop:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(
-    depth: int, tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
+    depth: int, tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = recorded_loop(tiny_checkpoint, depth)
     whole = engine.submit(prompt(5, 40))
@@ -291,8 +292,14 @@ def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(
     struck = [engine.submit(prompt(seed, 10 + seed)) for seed in (1, 2)]
     engine.step(5)
     waiting = engine.submit(prompt(5, 40))
-    with torch.inference_mode():
-        engine.loop.runner._last_tokens.fill_(10**9)
+    run = engine.loop.runner._graphs.run
+
+    def spoil(block: Block) -> Launched:
+        block[0] = 10**9
+        monkeypatch.setattr(engine.loop.runner._graphs, "run", run)
+        return run(block)
+
+    monkeypatch.setattr(engine.loop.runner._graphs, "run", spoil)
     engine.step(1)
     engine.run()
     for one in struck:

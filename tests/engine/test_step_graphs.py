@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from kaminari.engine.conversation import Conversation
 from kaminari.engine.events import Delta
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.scheduler import DecodeRow
-from kaminari.engine.step_graphs import CudaRecorder, StepGraphs, Tensors
+from kaminari.engine.step_block import Block, split_block, step_block
+from kaminari.engine.step_graphs import CudaRecorder, Launched, Replay, Step, StepGraphs
+from kaminari.engine.transfer import HostCopy
 from kaminari.model import attention
 from kaminari.model.batch import RowLengths
 from kaminari.model.cache import SlotCache
@@ -41,26 +44,27 @@ class Replays:
         self.recorded: list[int] = []
         self.replayed: list[int] = []
 
-    def record(self, step: Callable[[], Tensors]) -> Callable[[], Tensors]:
-        outputs = tuple(output.clone() for output in step())
-        rows = outputs[0].shape[0]
+    def record(self, step: Step, block: Tensor) -> Replay:
+        logits, chosen = (output.clone() for output in step(block))
+        rows = logits.shape[0]
         if rows > self.most:
             raise RuntimeError("out of memory")
         self.recorded.append(rows)
 
-        def replay() -> Tensors:
+        def replay(given: Block) -> Launched:
             self.replayed.append(rows)
+            block.copy_(torch.from_numpy(given))
             before = [list(layer._lengths) for layer in self.counted]
-            for output, found in zip(outputs, step(), strict=True):
+            for output, found in zip((logits, chosen), step(block), strict=True):
                 output.copy_(found)
             for layer, lengths in zip(self.counted, before, strict=True):
                 layer._lengths[:] = lengths
-            return outputs
+            return Launched(logits, chosen, HostCopy(chosen))
 
         return replay
 
-    def wait(self) -> float:
-        return 0.0
+    def finish(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -186,14 +190,21 @@ def test_on_cuda_a_replay_is_the_step() -> None:
     device = torch.device("cuda")
     table = torch.randn(4, 8, device=device)
     recorder = CudaRecorder(device)
-    graphs = StepGraphs(lambda layout: (table[layout[0]] * layout[1][:, None],), device, recorder)
+
+    def step(block: Tensor) -> tuple[Tensor, Tensor]:
+        slots, lengths, positions, draws = split_block(block)
+        return table[slots] * lengths[:, None], positions + draws[4].long()
+
+    graphs = StepGraphs(step, device, recorder)
     graphs.capture(SlotCache([], slots=3, capacity=1))
     assert all(rows in graphs for rows in (1, 2, 3))
-    for layout in ([[2, 0], [3, 5], [0, 0]], [[1, 3], [2, 7], [0, 0]]):
-        expected = table[layout[0]] * torch.tensor(layout[1], device=device)[:, None]
-        (found,) = graphs.run(layout)
-        graphs.run([[0, 1, 2], [9, 9, 9], [0, 0, 0]])
-        assert torch.equal(found, expected), "a step of another number of rows took its memory"
+    for slots, lengths in (([2, 0], [3, 5]), ([1, 3], [2, 7])):
+        expected = table[slots] * torch.tensor(lengths, device=device)[:, None]
+        draws = [(0.0, 0.0, 0.0, 0.0, noise) for noise in (3.0, 4.0)]
+        launched = graphs.run(step_block(slots, lengths, [10, 20], draws))
+        graphs.run(step_block([0, 1, 2], [9, 9, 9], [0, 0, 0], None))
+        assert torch.equal(launched.logits, expected), "a step of another number of rows took its memory"
+        assert launched.ids.collect() == [13, 24]
 
 
 @pytest.mark.cuda

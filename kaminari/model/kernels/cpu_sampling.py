@@ -24,6 +24,27 @@ def greedy(logits: Tensor) -> Tensor:
     return ids
 
 
+def choose(logits: Tensor, draws: Tensor) -> Tensor:
+    """ids [R] int64: what rows of logits [R, V] draw; -1 in a row that is not finite.
+
+    draws:  [5, R] float64: temperature, top_k, top_p, min_p and noise of each row, as for `weigh`, `keep` and
+            `draw`, which make the same of the same numbers. A row of temperature 0 takes the largest
+
+    Raises MemoryError where memory runs out.
+    """
+    if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
+        raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
+    rows, vocab = logits.shape
+    if draws.shape != (5, rows) or draws.dtype != torch.float64 or not draws.is_cpu:
+        raise ValueError(f"{draws.dtype} {tuple(draws.shape)} on {draws.device} for {rows} rows to draw by")
+    logits, draws = logits.contiguous(), draws.contiguous()
+    ids = logits.new_empty(rows, dtype=torch.int64)
+    narrow = logits.dtype == torch.bfloat16
+    if need().kaminari_choose(logits.data_ptr(), rows, vocab, draws.data_ptr(), ids.data_ptr(), narrow):
+        raise MemoryError("no memory to put weights in order")
+    return ids
+
+
 def leave(table: Tensor, index: Tensor, ids: Tensor) -> None:
     """table[index] = ids, and 0 where an id is negative: all int64, of lengths [N], [R] and [R].
 

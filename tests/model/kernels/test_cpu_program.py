@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,12 @@ from kaminari.model.kernels.native.build import native_kernels
 from kaminari.model.kernels.native.library import SIGNATURES
 from kaminari.model.kernels.native.program import (
     NO_MEMORY,
+    ROOM,
     Memory,
     Operation,
     Program,
     Recording,
+    Ticket,
     Unrecordable,
     Worker,
 )
@@ -54,7 +57,7 @@ def test_what_a_decode_step_calls_may_be_recorded_and_packing_may_not() -> None:
         *(f"kaminari_{kind}_linear" for kind in ("float", "bfloat", "int8", "int4")),
         *(f"kaminari_{name}" for name in ("attend", "delta_step", "rms_norm", "turn", "swiglu")),
         *(f"kaminari_{name}" for name in ("pick", "place", "narrow", "add", "gate", "turns", "stamp")),
-        *(f"kaminari_{name}" for name in ("greedy", "leave")),
+        *(f"kaminari_{name}" for name in ("greedy", "choose", "leave")),
     }
     assert not any(name.endswith(("_pack", "_bytes", "_run", "_threads")) for name in recordable)
     assert not any("worker" in name for name in recordable)
@@ -255,10 +258,22 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
-def worker() -> Worker:
-    library = native_kernels().library
-    assert library is not None
-    return Worker(library)
+class Hand:
+    """A worker that runs a program by a block that nothing reads, and keeps what `chosen` holds then."""
+
+    def __init__(self) -> None:
+        library = native_kernels().library
+        assert library is not None
+        self.seconds: list[float] = []
+        self.worker = Worker(library, self.seconds.append)
+        self.block = torch.zeros(2, 3, dtype=torch.int64)
+
+    def start(self, program: Program, chosen: Tensor, number: int = 0) -> Ticket:
+        given = np.full((2, 3), number, dtype=np.int64)
+        return self.worker.start(program, given, self.block, chosen)
+
+
+NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -266,38 +281,63 @@ def test_a_worker_runs_programs_beside_this_thread(threads: int) -> None:
     torch.set_num_threads(threads)
     x, weight = torch.randn(5, 4000), torch.randn(4000)
     program, output = record(lambda: rms_norm(x, weight, 1e-6, centred=False))
-    hand = worker()
+    hand = Hand()
     for round_ in range(200):
         x.fill_(round_ + 1.0)
-        hand.start(program)
-        assert hand.wait() > 0
+        hand.start(program, NOTHING).wait()
         assert torch.equal(output, rms_norm(x, weight, 1e-6, centred=False)), round_
-    assert hand.wait() == 0.0, "there is nothing to wait for"
+    assert len(hand.seconds) == 200
+    assert min(hand.seconds) > 0
+    hand.worker.finish()
+    assert len(hand.seconds) == 200, "a program is counted once"
 
 
-def test_a_worker_has_one_program_at_a_time() -> None:
-    index = torch.arange(3)
-    program, _ = record(lambda: cpu_rows.narrow(index))
-    hand = worker()
-    hand.start(program)
-    with pytest.raises(RuntimeError, match="has a program"):
-        hand.start(program)
-    hand.wait()
-    hand.start(program)
-    hand.wait()
+def test_programs_run_in_order_each_with_its_own_numbers() -> None:
+    """Though all of them read one block, and leave what they find in one place."""
+    hand = Hand()
+    slow = torch.randn(64, 50_000)
+    waiting, _ = record(lambda: cpu_rows.add(slow, slow))
+    lines = torch.tensor([1, 0])
+    program, output = record(lambda: cpu_rows.pick(hand.block, lines))
+    for round_ in range(20):
+        hand.start(waiting, NOTHING)
+        tickets = [hand.start(program, output, 10 * round_ + number) for number in range(10)]
+        for number in (3, 9, 0, 1, 2, *range(4, 9), 3):
+            assert tickets[number].collect() == [10 * round_ + number] * 6
+
+
+def test_more_programs_than_a_worker_knows_of_wait_for_each_other() -> None:
+    hand = Hand()
+    last = torch.tensor([1])
+    program, output = record(lambda: cpu_rows.pick(hand.block, last))
+    for number in range(10 * ROOM):
+        ticket = hand.start(program, output, number)
+    assert ticket.collect() == [number] * 3
+    hand.worker.finish()
+
+
+def test_what_does_not_fit_a_worker_is_refused() -> None:
+    hand = Hand()
+    last = torch.tensor([1])
+    program, output = record(lambda: cpu_rows.pick(hand.block, last))
+    with pytest.raises(ValueError, match="24 bytes for 48"):
+        hand.worker.start(program, np.zeros(3, dtype=np.int64), hand.block, output)
+    with pytest.raises(ValueError, match="float32 to collect"):
+        hand.start(program, output.float())
 
 
 def test_a_worker_tells_which_call_failed_and_goes_on() -> None:
     table, index = torch.randn(4, 8), torch.tensor([0, 1])
     program, output = record(lambda: cpu_rows.pick(table, index))
-    hand = worker()
+    hand = Hand()
     index[1] = 4
-    hand.start(program)
-    with pytest.raises(ValueError, match="kaminari_pick: the step's rows do not fit"):
-        hand.wait()
+    failed = hand.start(program, NOTHING)
+    hand.worker.finish()
     index[1] = 3
-    hand.start(program)
-    hand.wait()
+    hand.start(program, NOTHING).wait()
+    for ask in (failed.wait, failed.collect):
+        with pytest.raises(ValueError, match="kaminari_pick: the step's rows do not fit"):
+            ask()
     assert torch.equal(output, table[[0, 3]])
 
 
@@ -308,8 +348,9 @@ def test_a_worker_s_thread_ends_with_it_also_while_it_is_busy() -> None:
     threads = Path("/proc/self/task")
     before = {each.name for each in threads.iterdir()}
     for _ in range(20):
-        hand = worker()
-        hand.start(program)
+        hand = Hand()
+        for _ in range(3):
+            hand.start(program, NOTHING)
         del hand
     # a thread that was joined may be listed for a moment longer
     until = time.monotonic() + 10
@@ -321,10 +362,10 @@ def test_a_worker_s_thread_ends_with_it_also_while_it_is_busy() -> None:
 def test_a_worker_sleeps_and_wakes() -> None:
     index = torch.arange(3)
     program, output = record(lambda: cpu_rows.narrow(index))
-    hand = worker()
+    hand = Hand()
     for pause in (0.0, 0.02, 0.0, 0.02):
         time.sleep(pause)
-        hand.start(program)
+        ticket = hand.start(program, NOTHING)
         time.sleep(pause)
-        hand.wait()
+        ticket.wait()
         assert output.tolist() == [0, 1, 2]

@@ -9,7 +9,7 @@ from torch import Tensor
 from kaminari.engine import sampler
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.sampler import filtered_weights, sample
-from kaminari.engine.sampling_table import SamplingTable, SamplingTensors
+from kaminari.engine.sampling_table import SamplingTable, SamplingTensors, filters
 from kaminari.model import operators
 from kaminari.model.kernels import cpu_sampling
 from kaminari.model.kernels.native.build import allow_native, native_kernels
@@ -136,6 +136,25 @@ def test_a_row_is_the_same_alone_and_in_any_batch(dtype: torch.dtype) -> None:
         assert sample(logits[alone], tensors(vocab, [params]), None, noise[alone]).ids == whole[row]
 
 
+@pytest.mark.parametrize("kind", ["wide", "ties", "flat"])
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_chooses_what_the_sampler_draws(dtype: torch.dtype, vocab: int, kind: str) -> None:
+    logits = logits_of(kind, len(FILTERS), vocab).to(dtype)
+    logits[3, vocab // 2] = torch.nan
+    numbers = torch.tensor([filters(params, vocab) for params in FILTERS], dtype=torch.float64).T
+    for seed in range(5):
+        noise = torch.rand(len(FILTERS), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        chosen = cpu_sampling.choose(logits, torch.cat([numbers, noise[None]]))
+        drawn = sample(logits, tensors(vocab), None, noise)
+        assert torch.equal(chosen, torch.where(drawn.finite, drawn.ids, -1))
+    assert chosen[3] == -1
+    assert torch.equal(
+        cpu_sampling.choose(logits, torch.zeros(5, len(FILTERS), dtype=torch.float64)),
+        cpu_sampling.greedy(logits),
+    )
+
+
 def test_what_does_not_fit_is_refused() -> None:
     ids, weights = torch.zeros(2, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)
     for wrong in (torch.zeros(2, 5, dtype=torch.float64), torch.zeros(5), torch.zeros(2, 0)):
@@ -143,6 +162,15 @@ def test_what_does_not_fit_is_refused() -> None:
             cpu_sampling.greedy(wrong)
         with pytest.raises(ValueError, match="no kernel for"):
             cpu_sampling.weigh(wrong, torch.ones(2))
+        with pytest.raises(ValueError, match="no kernel for"):
+            cpu_sampling.choose(wrong, torch.zeros(5, 2, dtype=torch.float64))
+    for few in (
+        torch.zeros(5, 3, dtype=torch.float64),
+        torch.zeros(4, 2, dtype=torch.float64),
+        torch.zeros(5, 2),
+    ):
+        with pytest.raises(ValueError, match="for 2 rows to draw by"):
+            cpu_sampling.choose(torch.zeros(2, 5), few)
     with pytest.raises(ValueError, match="temperatures for 2 rows"):
         cpu_sampling.weigh(torch.zeros(2, 5), torch.ones(3))
     with pytest.raises(ValueError, match="places"):

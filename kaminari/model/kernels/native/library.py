@@ -21,10 +21,12 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_run": ((POINTER, COUNT, POINTER), FLAG),
     "kaminari_worker": ((), POINTER),
     "kaminari_worker_end": ((POINTER,), None),
-    # worker, words, how many
-    "kaminari_worker_start": ((POINTER, POINTER, COUNT), None),
-    # worker, where the place of a failed call and the nanoseconds go
-    "kaminari_worker_wait": ((POINTER, POINTER, POINTER), FLAG),
+    # worker, words, how many; from, to, bytes of what is given, and of what is found
+    "kaminari_worker_start": ((POINTER, POINTER, COUNT, *(POINTER, POINTER, COUNT) * 2), COUNT),
+    # worker, number, where its outcome goes
+    "kaminari_worker_over": ((POINTER, COUNT, POINTER), FLAG),
+    # worker, number, where its outcome goes
+    "kaminari_worker_wait": ((POINTER, COUNT, POINTER), None),
     # where the clock's nanoseconds go
     "kaminari_stamp": ((POINTER,), None),
     # table, lines, bytes, index, out, rows
@@ -35,6 +37,8 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_narrow": ((POINTER, POINTER, COUNT), None),
     # logits, rows, vocabulary, ids, whether bfloat16
     "kaminari_greedy": ((POINTER, COUNT, COUNT, POINTER, FLAG), None),
+    # logits, rows, vocabulary, draws, ids, whether bfloat16
+    "kaminari_choose": ((POINTER, COUNT, COUNT, POINTER, POINTER, FLAG), FLAG),
     # table, lines, index, ids, rows
     "kaminari_leave": ((POINTER, COUNT, POINTER, POINTER, COUNT), FLAG),
     # logits, rows, vocabulary, temperatures, weights, whether bfloat16
@@ -90,7 +94,7 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_delta_prompt": ((*(POINTER,) * 8, *(COUNT,) * 7, NUMBER, FLAG), None),
 }
 
-PROMPT = ("kaminari_worker_start",)
+PROMPT = ("kaminari_worker_start", "kaminari_worker_over")
 """Functions that return at once and keep the GIL: to give it away would cost more than they take."""
 
 

@@ -15,6 +15,7 @@ import struct
 import threading
 import weakref
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -48,10 +49,16 @@ _VIEWS = {
     _aten.unbind.int,
     _aten.unsqueeze.default,
     _aten.view.default,
+    _aten.view.dtype,
     _aten._unsafe_view.default,
 }
 NO_MEMORY = 1
 """What a native call returns where memory ran out; any other number but 0 says that its rows do not fit."""
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+ROOM = 16
+"""Programs that a worker knows of at once."""
 
 _LINE = 64
 _WORDS: dict[type, str] = {
@@ -125,35 +132,82 @@ class Program:
 
 
 class Worker:
-    """A thread without Python that runs programs, one at a time, with the threads of whoever starts them.
+    """A thread without Python that runs programs one behind the other, with the threads of whoever asks.
+
+    ran:  called with the seconds that a program took, once it was waited for
 
     Raises RuntimeError where there is no thread for it.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._place, self._nanoseconds = ctypes.c_int64(), ctypes.c_int64()
-        self._results = (ctypes.addressof(self._place), ctypes.addressof(self._nanoseconds))
-        self._start, self._wait = library.kaminari_worker_start, library.kaminari_worker_wait
-        self._running: Program | None = None
+    def __init__(self, library: ctypes.CDLL, ran: Callable[[float], object]) -> None:
+        self._outcome = (ctypes.c_int64 * 3)()
+        self._start = library.kaminari_worker_start
+        self._over, self._wait = library.kaminari_worker_over, library.kaminari_worker_wait
+        self._ran = ran
+        self._last = 0
+        # a ticket may be thrown away before its program is over
+        self._asked: deque[tuple[object, ...]] = deque(maxlen=ROOM)
         self._worker = library.kaminari_worker()
         if self._worker is None:
             raise RuntimeError("no thread for another worker")
         weakref.finalize(self, library.kaminari_worker_end, self._worker)
 
-    def start(self, program: Program) -> None:
-        """Begin a program and return at once. Raises RuntimeError where one was begun and not waited for."""
-        if self._running is not None:
-            raise RuntimeError("the worker has a program")
-        self._start(self._worker, *program.words)
-        self._running = program
+    def start(self, program: Program, given: Words, block: Tensor, chosen: Tensor) -> Ticket:
+        """Ask for a program and return at once: it begins as soon as all that was asked for before is over.
 
-    def wait(self) -> float:
-        """Wait for the program that was begun, if any; returns the seconds that it ran. Raises as `run`."""
-        program, self._running = self._running, None
-        if program is None:
-            return 0.0
-        program.check(self._wait(self._worker, *self._results), self._place.value)
-        return self._nanoseconds.value / 1e9
+        given:   copied into `block`, which the program reads, right before it
+        chosen:  int64, what the program leaves for `Ticket.collect`
+        """
+        if given.nbytes != block.nbytes or chosen.dtype != torch.int64:
+            raise ValueError(f"{given.nbytes} bytes for {block.nbytes}, and {chosen.dtype} to collect")
+        found = np.empty(chosen.numel(), dtype=np.int64)
+        before = (given.ctypes.data, block.data_ptr(), given.nbytes)
+        behind = (chosen.data_ptr(), found.ctypes.data, found.nbytes)
+        self._last = self._start(self._worker, *program.words, *before, *behind)
+        self._asked.append((program, given, block, found))
+        return Ticket(self, self._last, program, found)
+
+    def finish(self) -> None:
+        """Wait until nothing runs any more. What went wrong is told by the tickets alone."""
+        if self._last:
+            self._until(self._last)
+
+    def outcome(self, number: int) -> tuple[int, int]:
+        """Wait for one of the last `ROOM` programs; what `Program.check` takes."""
+        failure, failed, nanoseconds = self._until(number)
+        self._ran(nanoseconds / 1e9)
+        return failure, failed
+
+    def _until(self, number: int) -> tuple[int, int, int]:
+        place = ctypes.addressof(self._outcome)
+        # for what is over the GIL is kept: once given away it may be long in coming back
+        if not self._over(self._worker, number, place):
+            self._wait(self._worker, number, place)
+        failure, failed, nanoseconds = self._outcome
+        return failure, failed, nanoseconds
+
+
+class Ticket:
+    """A program that a worker was asked for, and what it leaves."""
+
+    def __init__(self, worker: Worker, number: int, program: Program, found: Words) -> None:
+        self._worker = worker
+        self._number = number
+        self._program = program
+        self._found = found
+        self._outcome: tuple[int, int] | None = None
+
+    def wait(self) -> None:
+        """Wait until it is over. Raises as `Program`."""
+        if self._outcome is None:
+            self._outcome = self._worker.outcome(self._number)
+        self._program.check(*self._outcome)
+
+    def collect(self) -> list[int]:
+        """Wait, and return what it left. Raises as `Program`."""
+        self.wait()
+        found: list[int] = self._found.tolist()
+        return found
 
 
 class Memory:

@@ -4,6 +4,7 @@
 // nothing. `kaminari.engine.sampler` says what is computed; torch's operators do the same there, slower.
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "parallel.h"
 #include "program.h"
@@ -199,6 +200,38 @@ KAMINARI void kaminari_greedy(const void* logits, int64_t rows, int64_t vocab, i
   });
 }
 RECORDABLE(kaminari_greedy)
+
+// logits as above, and draws [5, rows]: temperature, top_k, top_p, min_p and noise, as below -> ids [rows]: a token drawn
+// from what the filters leave of the row's weights; the first of the largest where the temperature is 0; -1 as above.
+// Returns 0; 1 where memory ran out.
+KAMINARI int32_t kaminari_choose(const void* logits, int64_t rows, int64_t vocab, const double* draws, int64_t* ids,
+                                 int32_t narrow) {
+  const double *temperature = draws, *top_k = draws + rows, *top_p = draws + 2 * rows, *min_p = draws + 3 * rows,
+               *noise = draws + 4 * rows;
+  std::atomic<int32_t> failure{DONE};
+  with_type(narrow, [&](auto kind) {
+    using T = decltype(kind);
+    parallel(rows, 1 + GRAIN / vocab, [&](int64_t first, int64_t end) {
+      static thread_local Scratch scratch;
+      for (int64_t row = first; row < end; ++row) {
+        const T* const of_row = static_cast<const T*>(logits) + row * vocab;
+        ids[row] = greedy(of_row, vocab);
+        if (temperature[row] == 0 || ids[row] == NONE) continue;
+        int64_t* const weights = static_cast<int64_t*>(scratch.reserve(vocab * sizeof(int64_t)));
+        if (!weights) {
+          failure = NO_MEMORY;
+          return;
+        }
+        weigh(of_row, vocab, static_cast<float>(temperature[row]), weights);
+        const int64_t lightest = static_cast<int64_t>(std::ceil(min_p[row] * static_cast<double>(HEAVIEST)));
+        if (keep(weights, vocab, static_cast<int64_t>(top_k[row]), top_p[row], lightest) != DONE) failure = NO_MEMORY;
+        ids[row] = draw(weights, vocab, noise[row]);
+      }
+    });
+  });
+  return failure;
+}
+RECORDABLE(kaminari_choose)
 
 // table[index[row]] = ids[row], and 0 for an id below it, in a table of `lines` numbers. Returns 0; 2, with some
 // unwritten, for an index that is none.

@@ -1,6 +1,8 @@
-// A thread of its own that runs recorded programs, so that the thread that asks for one can work meanwhile.
+// A thread of its own that runs recorded programs one behind the other, so that the thread that asks for one can work
+// meanwhile and the next one begins as soon as the last is over.
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <sched.h>
@@ -17,72 +19,103 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+struct Copy {
+  const void* from;
+  void* to;
+  int64_t bytes;
+
+  void make() const {
+    if (bytes) std::memcpy(to, from, bytes);
+  }
+};
+
+// A program that was asked for: what it takes from whoever asks, what it gives back, and how it went.
+struct Task {
+  const int64_t* words;
+  int64_t count;
+  Copy given, found;
+  int threads;
+  int32_t failure = 0;
+  int64_t failed = 0, nanoseconds = 0;
+
+  void run() {
+    omp_set_num_threads(threads);
+    const auto began = Clock::now();
+    given.make();
+    failure = kaminari_run(words, count, &failed);
+    found.make();
+    nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - began).count();
+  }
+};
+
 class Worker {
  public:
   Worker() : thread_([this] { work(); }) {}
 
   ~Worker() {
-    until([](int state) { return state != ASKED; }, PATIENCE);
-    set(OVER);
+    over_ = true;
+    announce();
     thread_.join();
   }
 
-  void start(const int64_t* words, int64_t count, int threads) {
-    words_ = words, count_ = count, threads_ = threads;
-    set(ASKED);
+  // The number of the task; numbers ascend from 1.
+  int64_t start(const Task& task) {
+    const int64_t number = asked_.load(std::memory_order_relaxed) + 1;
+    until([&] { return is_over(number - ROOM); }, PATIENCE_OF_HOST);
+    place(number) = task;
+    asked_.store(number, std::memory_order_release);
+    announce();
+    return number;
   }
 
-  int32_t wait(int64_t* failed, int64_t* nanoseconds) {
-    until([](int state) { return state == DONE; }, PATIENCE_OF_HOST);
-    *failed = failed_, *nanoseconds = nanoseconds_;
-    state_.store(IDLE, std::memory_order_relaxed);
-    return failure_;
+  bool is_over(int64_t number) const { return finished_.load(std::memory_order_acquire) >= number; }
+
+  // The task, once it is over. It stays for as long as fewer than ROOM are behind it.
+  const Task& wait(int64_t number) {
+    until([&] { return is_over(number); }, PATIENCE_OF_HOST);
+    return place(number);
   }
 
  private:
-  enum { IDLE, ASKED, DONE, OVER };
+  static constexpr int64_t ROOM = 16;
   // the next step is asked for some tens of microseconds after the last one, and waking up takes as long
   static constexpr auto PATIENCE = std::chrono::microseconds(100), PATIENCE_OF_HOST = std::chrono::microseconds(10);
 
-  void set(int state) {
-    {
-      std::lock_guard<std::mutex> guard(mutex_);
-      state_.store(state, std::memory_order_release);
-    }
+  Task& place(int64_t number) { return tasks_[number % ROOM]; }
+
+  void announce() {
+    { std::lock_guard<std::mutex> guard(mutex_); }
     changed_.notify_all();
   }
 
   // Looks again and again for a while, and then sleeps.
   template <class Reached>
-  int until(const Reached& reached, Clock::duration patience) {
+  void until(const Reached& reached, Clock::duration patience) {
     const auto end = Clock::now() + patience;
     do {
-      if (const int state = state_.load(std::memory_order_acquire); reached(state)) return state;
+      if (reached()) return;
       sched_yield();
     } while (Clock::now() < end);
     std::unique_lock<std::mutex> guard(mutex_);
-    changed_.wait(guard, [&] { return reached(state_.load(std::memory_order_relaxed)); });
-    return state_.load(std::memory_order_relaxed);
+    changed_.wait(guard, reached);
   }
 
   void work() {
-    while (until([](int state) { return state == ASKED || state == OVER; }, PATIENCE) == ASKED) {
-      omp_set_num_threads(threads_);
-      const auto began = Clock::now();
-      failure_ = kaminari_run(words_, count_, &failed_);
-      nanoseconds_ = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - began).count();
-      set(DONE);
+    for (int64_t number = 1;; ++number) {
+      const auto asked = [&] { return asked_.load(std::memory_order_acquire) >= number; };
+      until([&] { return asked() || over_; }, PATIENCE);
+      if (!asked()) return;
+      place(number).run();
+      finished_.store(number, std::memory_order_release);
+      announce();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<int> state_{IDLE};
-  const int64_t* words_ = nullptr;
-  int64_t count_ = 0;
-  int threads_ = 1;
-  int32_t failure_ = 0;
-  int64_t failed_ = 0, nanoseconds_ = 0;
+  std::atomic<int64_t> asked_{0}, finished_{0};
+  std::atomic<bool> over_{false};
+  Task tasks_[ROOM];
   std::thread thread_;  // the last: it uses all of the above
 };
 
@@ -97,16 +130,29 @@ KAMINARI void* kaminari_worker() {
   }
 }
 
-// Ends a worker, once what it runs is over.
+// Ends a worker, once what it was asked for is over.
 KAMINARI void kaminari_worker_end(void* worker) { delete static_cast<Worker*>(worker); }
 
-// Begins a program as `kaminari_run` does, with as many threads as torch.set_num_threads set on the calling thread,
-// and returns at once. The worker must be free: each program is waited for before the next is begun.
-KAMINARI void kaminari_worker_start(void* worker, const int64_t* words, int64_t count) {
-  static_cast<Worker*>(worker)->start(words, count, omp_get_max_threads());
+// Asks for a program, to be run as `kaminari_run` does with as many threads as torch.set_num_threads set on the calling
+// thread, and returns its number at once. Right before it `given` is copied to `block` (bytes), right behind it `chosen`
+// to `found`; all must stay where they are until it is over. Programs run in the order in which they were asked for.
+KAMINARI int64_t kaminari_worker_start(void* worker, const int64_t* words, int64_t count, const void* given, void* block,
+                                       int64_t given_bytes, const void* chosen, void* found, int64_t found_bytes) {
+  const Task task{words, count, {given, block, given_bytes}, {chosen, found, found_bytes}, omp_get_max_threads()};
+  return static_cast<Worker*>(worker)->start(task);
 }
 
-// Waits for the program that was begun. Returns what `kaminari_run` does, and how long it ran.
-KAMINARI int32_t kaminari_worker_wait(void* worker, int64_t* failed, int64_t* nanoseconds) {
-  return static_cast<Worker*>(worker)->wait(failed, nanoseconds);
+// Whether a program, one of the last sixteen, is over: then `outcome` [3] holds what `kaminari_run` returned, where it
+// failed, and the nanoseconds that it took.
+KAMINARI int32_t kaminari_worker_over(void* worker, int64_t number, int64_t* outcome) {
+  if (!static_cast<Worker*>(worker)->is_over(number)) return 0;
+  const Task& task = static_cast<Worker*>(worker)->wait(number);
+  outcome[0] = task.failure, outcome[1] = task.failed, outcome[2] = task.nanoseconds;
+  return 1;
+}
+
+// Waits for a program, and tells as `kaminari_worker_over` does.
+KAMINARI void kaminari_worker_wait(void* worker, int64_t number, int64_t* outcome) {
+  static_cast<Worker*>(worker)->wait(number);
+  kaminari_worker_over(worker, number, outcome);
 }
