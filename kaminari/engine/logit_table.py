@@ -14,7 +14,9 @@ from torch import Tensor
 
 from kaminari.engine.logit_edits import Barred, Bias, LogitEdits, Penalties
 from kaminari.engine.params import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
+from kaminari.engine.step_block import Orders
 from kaminari.engine.transfer import to_device
+from kaminari.model.kernels.cpu_sampling import EditTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,18 @@ class LogitTable:
             self._ends[slot] = rules.ends[0]
             self._ends[slot, : flags.ends] = rules.ends
         self._flags[slot] = flags
+
+    @property
+    def tables(self) -> EditTables:
+        """All slots' rules and counts, where they stay."""
+        return EditTables(
+            self._made, self._prompt, self._penalties, self._bias_ids, self._bias_values, self._ends
+        )
+
+    def orders(self, slot: int, made: int) -> Orders:
+        """What is to be done to the logits of a slot that has made so many tokens."""
+        flags = self._flags[slot]
+        return Orders(flags.penalized, flags.bias, flags.ends if made < flags.min_tokens else 0)
 
     def rows(self, slots: Sequence[int], index: Tensor, made: Sequence[int]) -> LogitEdits | None:
         """Return what is to be done to the logits of R slots, or None where no one asks for anything.

@@ -24,9 +24,9 @@ from kaminari.engine.noise import uniform
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.prompt import PreparedPrompt
 from kaminari.engine.sampler import sample
-from kaminari.engine.sampling_table import SamplingTable, filters
+from kaminari.engine.sampling_table import SamplingTable
 from kaminari.engine.scheduler import DecodeRow, DecodeStep, EncodePicture, Item, PrefillChunk
-from kaminari.engine.step_block import Draw, split_block, step_block
+from kaminari.engine.step_block import Draw, Orders, StepInputs, step_block
 from kaminari.engine.step_clock import StepClock
 from kaminari.engine.step_graphs import Launched, StepGraphs, recorder_for
 from kaminari.engine.token_mask import token_mask
@@ -43,8 +43,7 @@ class VisionRowsMismatch(Exception):
 @dataclass(slots=True)
 class _RunnerJob:
     """A prompt on the device: tokens [T], positions [3, T], what is done to its logits, what holds each
-    choice, by what a step may draw for it itself (None where it may not), and the rows of its pictures so
-    far."""
+    choice, whether a step may draw for it itself, and the rows of its pictures so far."""
 
     prompt: PreparedPrompt
     params: SamplingParams
@@ -53,7 +52,7 @@ class _RunnerJob:
     positions: Tensor
     rules: LogitRules
     constraints: Sequence[Constraint | None]
-    filters: tuple[float, float, float, float] | None
+    itself: bool
     vision: dict[int, VisionRows] = field(default_factory=dict)
 
 
@@ -82,7 +81,7 @@ class Runner:
         self._numbers = torch.arange(slots, device=model.device)
         self._ones = torch.ones(slots, dtype=torch.int32, device=model.device)
         self._jobs: dict[int, _RunnerJob] = {}
-        # what a step chooses is the largest of a row's logits, or a draw where the device can
+        # else all that a step chooses is the largest of a row's logits
         self._chooses = chooses(torch.empty(0, dtype=model.dtype, device=model.device))
         recorder = recorder_for(self.cache, model.device, overlap, partial(self._clock.add, "forward"))
         self._graphs = StepGraphs(self._captured_step, model.device, recorder)
@@ -97,8 +96,7 @@ class Runner:
     ) -> None:
         """Bring a prompt to the device. `constraints` holds one of each choice, or None."""
         rules = self._logits.bring(params, prompt.text_ids, params.ending(self._end_token_ids))
-        free = params.logprobs is None and not rules.edits and all(each is None for each in constraints)
-        itself = free and (params.greedy or self._chooses)
+        free = params.logprobs is None and all(each is None for each in constraints)
         self._jobs[job] = _RunnerJob(
             prompt,
             params,
@@ -107,7 +105,7 @@ class Runner:
             to_device(torch.from_numpy(prompt.positions), torch.int64, self._device),
             rules,
             constraints,
-            filters(params, self.model.vocab_size) if itself else None,
+            itself=free and (self._chooses or (params.greedy and not rules.edits)),
         )
 
     def warm_up(self) -> None:
@@ -200,16 +198,20 @@ class Runner:
         return Undrawn(logits, rows)
 
     def decode(self, rows: Sequence[DecodeRow]) -> Undrawn:
-        """Run one decode step: feed every row its last token."""
+        """Run one decode step: feed every row its last token.
+
+        Raises ValueError for rows whose slots are none, or do not go on there.
+        """
         slots = tuple(row.slot for row in rows)
         lengths = tuple(row.cached + 1 for row in rows)
+        host = RowLengths(slots, (1,) * len(rows), lengths)
+        self.cache.check_rows(host)
         jobs = [self._jobs[row.job] for row in rows]
         positions = [row.cached + job.prompt.position_offset for row, job in zip(rows, jobs, strict=True)]
-        draws = _draws(rows, jobs)
-        block = step_block(slots, lengths, positions, draws)
-        host = RowLengths(slots, (1,) * len(rows), lengths)
+        itself = all(job.itself for job in jobs)
+        wishes = [self._wish(row, job) for row, job in zip(rows, jobs, strict=True)] if itself else None
+        block = step_block(slots, lengths, positions, wishes)
         if len(rows) in self._graphs:
-            self.cache.check_rows(host)
             self._clock.lap("prepare")
             launched = self._graphs.run(block)
             self.cache.advance(slots)
@@ -223,26 +225,31 @@ class Runner:
         self._clock.steps += 1
         self._clock.rows += len(rows)
         drawing = tuple(DrawRow(row.job, row.choice, row.slot, row.index) for row in rows)
-        if draws is not None:
+        if itself:
             return Undrawn(launched.logits, drawing, launched.ids)
         return Undrawn(launched.logits, drawing, likeliest=launched.chosen, ready=launched.ready)
 
+    def _wish(self, row: DecodeRow, job: _RunnerJob) -> tuple[Orders, Draw]:
+        """What a step does for a row that it draws for itself."""
+        noise = 0.0 if job.params.greedy else uniform(job.seed, row.choice, row.index)
+        return self._logits.orders(row.slot, row.index), Draw(*self._sampling.line(row.slot), noise)
+
     def _step(self, block: Tensor, host: RowLengths) -> tuple[Tensor, Tensor]:
         """Logits [R, vocab] of a decode step and the ids [R] that it chose, by a block on the device."""
-        slots, lengths, positions, draws = split_block(block)
-        rows = slots.shape[0]
+        inputs = StepInputs.of(block)
+        rows = block.shape[1]
         batch = StepBatch(
-            tokens=pick(self._last_tokens, slots),
-            positions=positions.expand(3, -1),
-            slots=slots,
+            tokens=pick(self._last_tokens, inputs.slots),
+            positions=inputs.positions.expand(3, -1),
+            slots=inputs.slots,
             q_lens=self._ones[:rows],
-            kv_lens=narrow(lengths),
+            kv_lens=narrow(inputs.lengths),
             logit_rows=self._numbers[:rows],
             host=host,
         )
         logits = self.model.head(self.model.forward(batch, self.cache))
-        chosen = choose(logits, draws)
-        leave(self._last_tokens, slots, chosen)
+        chosen = choose(logits, inputs.slots, inputs.orders, inputs.draws, self._logits.tables)
+        leave(self._last_tokens, inputs.slots, chosen)
         return logits, chosen
 
     def _captured_step(self, block: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,14 +337,3 @@ class Runner:
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return to_device(values, torch.int64, self._device)
-
-
-def _draws(rows: Sequence[DecodeRow], jobs: Sequence[_RunnerJob]) -> list[Draw] | None:
-    """By what a step draws for its rows itself; None where it cannot for one of them."""
-    draws: list[Draw] = []
-    for row, job in zip(rows, jobs, strict=True):
-        if job.filters is None:
-            return None
-        noise = uniform(job.seed, row.choice, row.index) if job.filters[0] else 0.0
-        draws.append((*job.filters, noise))
-    return draws

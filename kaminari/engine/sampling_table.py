@@ -40,12 +40,6 @@ class SamplingTensors:
     sort_width: int
 
 
-def filters(params: SamplingParams, vocab_size: int) -> tuple[float, float, float, float]:
-    """Temperature, top_k, top_p and min_p, as `SamplingTensors` have them."""
-    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-    return 0.0 if params.greedy else params.temperature, top_k, params.top_p, params.min_p
-
-
 class SamplingTable:
     """Parameters of every slot, in one [slots, 4] tensor on the device."""
 
@@ -54,15 +48,22 @@ class SamplingTable:
         self._values = torch.zeros(slots, 4, dtype=torch.float64, device=device)
         self._greedy: list[bool | None] = [None] * slots
         self._widths = [0] * slots
+        self._lines: list[tuple[float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0)] * slots
 
     def set(self, slot: int, params: SamplingParams) -> None:
         """Write the parameters of a slot's new owner. Queued on the device; the host does not wait."""
-        values = filters(params, self._vocab_size)
+        top_k = params.top_k if 0 < params.top_k < self._vocab_size else 0
+        values = (0.0 if params.greedy else params.temperature, top_k, params.top_p, params.min_p)
         # A fill takes its value as a kernel's argument. A copy from host memory would wait for the stream.
         for cell, value in zip(self._values[slot], values, strict=True):
             cell.fill_(value)
+        self._lines[slot] = values
         self._greedy[slot] = params.greedy
-        self._widths[slot] = 0 if params.greedy else self._sort_width(int(values[1]), params.top_p)
+        self._widths[slot] = 0 if params.greedy else self._sort_width(top_k, params.top_p)
+
+    def line(self, slot: int) -> tuple[float, float, float, float]:
+        """Temperature, top_k, top_p and min_p of a slot's owner."""
+        return self._lines[slot]
 
     def rows(self, slots: Sequence[int], index: Tensor) -> SamplingTensors:
         """Return the parameters of R slots, in order.

@@ -189,7 +189,7 @@ class StepGraphs:
         for rows in range(min(cache.slots, self._recorder.most_rows), 0, -1):
             for slot in range(rows):
                 cache.claim(slot)
-            block = torch.from_numpy(step_block(range(rows), [1] * rows, [0] * rows, None)).to(self._device)
+            block = torch.from_numpy(step_block(range(rows), [1] * rows, [0] * rows)).to(self._device)
             try:
                 self._replays[rows] = self._recorder.record(self._step, block)
             except Unrecordable as reason:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kaminari.model.kernels import cpu_rows, cpu_sampling
+from kaminari.model.kernels.cpu_sampling import EditTables
 
 
 def pick(table: Tensor, index: Tensor) -> Tensor:
@@ -55,10 +56,12 @@ def chooses(like: Tensor) -> bool:
     return cpu_rows.fits(like)
 
 
-def choose(logits: Tensor, draws: Tensor) -> Tensor:
-    """ids [R] int64: what rows of logits [R, V] draw by draws [5, R] float64 (temperature, top_k, top_p,
-    min_p and noise), where it `chooses`; else as `greedy`."""
-    return cpu_sampling.choose(logits, draws) if cpu_rows.fits(logits) else greedy(logits)
+def choose(logits: Tensor, index: Tensor, orders: Tensor, draws: Tensor, tables: EditTables) -> Tensor:
+    """ids [R] int64: what rows of logits [R, V] draw, where it `chooses` (see `cpu_sampling.choose`); else as
+    `greedy`."""
+    if cpu_rows.fits(logits):
+        return cpu_sampling.choose(logits, index, orders, draws, tables)
+    return greedy(logits)
 
 
 def leave(table: Tensor, index: Tensor, ids: Tensor) -> None:

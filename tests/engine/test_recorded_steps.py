@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kaminari.engine.drawn import DrawnToken, Undrawn
 from kaminari.engine.events import Failed
 from kaminari.engine.loop import FAULT, NOT_FINITE
 from kaminari.engine.params import SamplingParams
@@ -59,26 +60,30 @@ class Rows:
         self.slots: dict[int, int] = {}
 
     @torch.inference_mode()
-    def begin(self, job: int, slot: int, length: int) -> None:
+    def begin(self, job: int, slot: int, length: int, params: SamplingParams = GREEDY) -> None:
         chance = np.random.default_rng(job)
         ids = tuple(int(token) for token in chance.integers(0, VOCAB, length))
         # as behind a picture, positions lag behind the count of tokens
         prompt = PreparedPrompt(ids, np.tile(np.arange(length), (3, 1)), -min(job, length))
-        self.runner.add(job, prompt, GREEDY, 0, [None])
+        self.runner.add(job, prompt, params, 0, [None])
         undrawn = self.runner.prefill(PrefillChunk(job, (slot,), 0, length, last=True))
         assert undrawn is not None
         self.runner.draw(undrawn, undrawn.rows)
         self.lengths[job], self.slots[job] = length, slot
 
-    @torch.inference_mode()
     def step(self, *jobs: int) -> Tensor:
-        rows = [DecodeRow(job, 0, self.slots[job], self.lengths[job], 1) for job in jobs]
+        """Logits of a step that is drawn from."""
+        return self.drawn(1, *jobs)[0].logits.clone()
+
+    @torch.inference_mode()
+    def drawn(self, index: int, *jobs: int) -> tuple[Undrawn, list[DrawnToken]]:
+        """A step, and the tokens of this number that it drew."""
+        rows = [DecodeRow(job, 0, self.slots[job], self.lengths[job], index) for job in jobs]
         undrawn = self.runner.decode(rows)
-        logits = undrawn.logits.clone()
-        self.runner.draw(undrawn, undrawn.rows)
+        tokens = self.runner.draw(undrawn, undrawn.rows).collect()
         for job in jobs:
             self.lengths[job] += 1
-        return logits
+        return undrawn, tokens
 
 
 def script(rows: Rows) -> list[Tensor]:
@@ -274,6 +279,33 @@ def test_an_engine_with_recorded_steps_answers_as_one_without(
         return [one.token_ids() for one in (asked[0], *asked[2:])]
 
     assert tokens(True) == tokens(False)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(
+    ("params", "itself"),
+    [
+        (GREEDY, True),
+        (SamplingParams(temperature=0.7, top_p=0.8, top_k=20, seed=1), True),
+        (SamplingParams(min_p=0.1, seed=1), True),
+        (SamplingParams(temperature=0, presence_penalty=1.5), True),
+        (SamplingParams(seed=4, logit_bias=((3, 5.0),), min_tokens=4), True),
+        (SamplingParams(temperature=0, logprobs=0), False),
+    ],
+)
+def test_a_step_draws_for_its_rows_itself(
+    params: SamplingParams, itself: bool, recorded: bool, tiny_checkpoint: Path
+) -> None:
+    """Unless one asks for more than a token: then the sampler draws for all of them, and draws the same."""
+    alone = Rows(plain(tiny_checkpoint, torch.float32), recorded=recorded)
+    mixed = Rows(plain(tiny_checkpoint, torch.float32), recorded=recorded)
+    for rows in (alone, mixed):
+        rows.begin(1, slot=2, length=9, params=params)
+    mixed.begin(2, slot=0, length=5, params=SamplingParams(temperature=0, logprobs=3))
+    for index in range(1, 9):
+        undrawn, token = alone.drawn(index, 1)
+        assert (undrawn.chosen is not None) is itself
+        assert token[0].token == mixed.drawn(index, 1, 2)[1][0].token
 
 
 def recorded_loop(folder: Path, depth: int = 2) -> HandLoop:

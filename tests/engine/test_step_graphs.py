@@ -14,7 +14,7 @@ from kaminari.engine.conversation import Conversation
 from kaminari.engine.events import Delta
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.scheduler import DecodeRow
-from kaminari.engine.step_block import Block, split_block, step_block
+from kaminari.engine.step_block import Block, Draw, Orders, StepInputs, step_block
 from kaminari.engine.step_graphs import CudaRecorder, Launched, Replay, Step, StepGraphs
 from kaminari.engine.transfer import HostCopy
 from kaminari.model import attention
@@ -192,17 +192,18 @@ def test_on_cuda_a_replay_is_the_step() -> None:
     recorder = CudaRecorder(device)
 
     def step(block: Tensor) -> tuple[Tensor, Tensor]:
-        slots, lengths, positions, draws = split_block(block)
-        return table[slots] * lengths[:, None], positions + draws[4].long()
+        inputs = StepInputs.of(block)
+        chosen = inputs.positions + inputs.orders[1] + inputs.draws[4].long()
+        return table[inputs.slots] * inputs.lengths[:, None], chosen
 
     graphs = StepGraphs(step, device, recorder)
     graphs.capture(SlotCache([], slots=3, capacity=1))
     assert all(rows in graphs for rows in (1, 2, 3))
     for slots, lengths in (([2, 0], [3, 5]), ([1, 3], [2, 7])):
         expected = table[slots] * torch.tensor(lengths, device=device)[:, None]
-        draws = [(0.0, 0.0, 0.0, 0.0, noise) for noise in (3.0, 4.0)]
-        launched = graphs.run(step_block(slots, lengths, [10, 20], draws))
-        graphs.run(step_block([0, 1, 2], [9, 9, 9], [0, 0, 0], None))
+        wishes = [(Orders(biased=number), Draw(noise=2.0)) for number in (1, 2)]
+        launched = graphs.run(step_block(slots, lengths, [10, 20], wishes))
+        graphs.run(step_block([0, 1, 2], [9, 9, 9], [0, 0, 0]))
         assert torch.equal(launched.logits, expected), "a step of another number of rows took its memory"
         assert launched.ids.collect() == [13, 24]
 

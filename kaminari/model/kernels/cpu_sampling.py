@@ -7,10 +7,13 @@ used.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from kaminari.model.kernels.cpu_rows import fits, indexes, need
+from kaminari.model.kernels.native.program import NO_MEMORY
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -24,24 +27,65 @@ def greedy(logits: Tensor) -> Tensor:
     return ids
 
 
-def choose(logits: Tensor, draws: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class EditTables:
+    """What is done to logits before anything is drawn from them: a line for each of N slots.
+
+    made:       [N, V] int32, how often the slot's answer has a token; counted on by `choose`
+    prompt:     [N, V] bool, whether the prompt's text holds it
+    penalties:  [N, 3] float32: repetition, frequency, presence
+    bias_ids:   [N, K] int64, and `biases` [N, K] float32: what is added to these tokens' logits
+    ends:       [N, E] int64, tokens that may be barred
+    """
+
+    made: Tensor
+    prompt: Tensor
+    penalties: Tensor
+    bias_ids: Tensor
+    biases: Tensor
+    ends: Tensor
+
+
+def choose(logits: Tensor, index: Tensor, orders: Tensor, draws: Tensor, tables: EditTables) -> Tensor:
     """ids [R] int64: what rows of logits [R, V] draw; -1 in a row that is not finite.
 
-    draws:  [5, R] float64: temperature, top_k, top_p, min_p and noise of each row, as for `weigh`, `keep` and
-            `draw`, which make the same of the same numbers. A row of temperature 0 takes the largest
+    index:   [R] int64, the rows' slots
+    orders:  [3, R] int64: whether the row's penalties count, how many of its biases, how many of its ends
+    draws:   [5, R] float64: temperature, top_k, top_p, min_p and noise, as for `weigh`, `keep` and `draw`,
+             which make the same of the same numbers. A row of temperature 0 takes the largest
 
-    Raises MemoryError where memory runs out.
+    Raises ValueError for numbers that do not fit, MemoryError where memory runs out.
     """
     if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
         raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
     rows, vocab = logits.shape
-    if draws.shape != (5, rows) or draws.dtype != torch.float64 or not draws.is_cpu:
-        raise ValueError(f"{draws.dtype} {tuple(draws.shape)} on {draws.device} for {rows} rows to draw by")
-    logits, draws = logits.contiguous(), draws.contiguous()
+    slots = tables.made.shape[0]
+    for name, tensor, shape, dtype in (
+        ("index", index, (rows,), torch.int64),
+        ("orders", orders, (3, rows), torch.int64),
+        ("draws", draws, (5, rows), torch.float64),
+        ("made", tables.made, (slots, vocab), torch.int32),
+        ("prompt", tables.prompt, (slots, vocab), torch.bool),
+        ("penalties", tables.penalties, (slots, 3), torch.float32),
+        ("bias_ids", tables.bias_ids, (slots, tables.biases.shape[-1]), torch.int64),
+        ("biases", tables.biases, (slots, tables.biases.shape[-1]), torch.float32),
+        ("ends", tables.ends, (slots, tables.ends.shape[-1]), torch.int64),
+    ):
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
+            raise ValueError(f"{name}: {dtype} {shape} on the CPU, not {tensor.dtype} {tuple(tensor.shape)}")
+    logits = logits.contiguous()
     ids = logits.new_empty(rows, dtype=torch.int64)
-    narrow = logits.dtype == torch.bfloat16
-    if need().kaminari_choose(logits.data_ptr(), rows, vocab, draws.data_ptr(), ids.data_ptr(), narrow):
+    failure = need().kaminari_choose(
+        *(logits.data_ptr(), rows, vocab, index.data_ptr(), slots, orders.data_ptr(), draws.data_ptr()),
+        *(tables.made.data_ptr(), tables.prompt.data_ptr(), tables.penalties.data_ptr()),
+        *(tables.bias_ids.data_ptr(), tables.biases.data_ptr(), tables.biases.shape[1]),
+        *(tables.ends.data_ptr(), tables.ends.shape[1]),
+        *(ids.data_ptr(), logits.dtype == torch.bfloat16),
+    )
+    if failure == NO_MEMORY:
         raise MemoryError("no memory to put weights in order")
+    if failure:
+        raise ValueError("slots, biases or ends that are none")
     return ids
 
 

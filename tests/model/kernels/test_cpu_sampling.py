@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from kaminari.engine import sampler
+from kaminari.engine.logit_table import LogitTable
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.sampler import filtered_weights, sample
-from kaminari.engine.sampling_table import SamplingTable, SamplingTensors, filters
+from kaminari.engine.sampling_table import SamplingTable, SamplingTensors
 from kaminari.model import operators
 from kaminari.model.kernels import cpu_sampling
 from kaminari.model.kernels.native.build import allow_native, native_kernels
@@ -136,23 +137,128 @@ def test_a_row_is_the_same_alone_and_in_any_batch(dtype: torch.dtype) -> None:
         assert sample(logits[alone], tensors(vocab, [params]), None, noise[alone]).ids == whole[row]
 
 
+EDITS = [
+    SamplingParams(temperature=0.0, repetition_penalty=1.7),
+    SamplingParams(temperature=0.8, frequency_penalty=1.5, presence_penalty=-0.7, top_p=0.9),
+    SamplingParams(temperature=0.0, logit_bias=((0, 90.0),)),
+    SamplingParams(temperature=1.2, logit_bias=((0, -100.0), (2, 3.0)), repetition_penalty=0.6),
+    SamplingParams(temperature=0.0, min_tokens=5, ignore_eos=False),
+    SamplingParams(temperature=0.9, min_tokens=5, top_k=2, presence_penalty=2.0),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, min_tokens=2),
+]
+
+
+class Steps:
+    """Two tables for as many answers: one that `choose` counts on, and one of the sampler."""
+
+    def __init__(self, params: list[SamplingParams], vocab: int) -> None:
+        self.rows = len(params)
+        # slots in another order than rows, and one that nobody has
+        self.slots = [(2 * row + 1) % (self.rows + 1) for row in range(self.rows)]
+        self.index = torch.tensor(self.slots)
+        self.sampling = SamplingTable(self.rows + 1, vocab, torch.device("cpu"))
+        self.ours, self.theirs = (LogitTable(self.rows + 1, vocab, 2, torch.device("cpu")) for _ in range(2))
+        for slot, row in zip(self.slots, params, strict=True):
+            self.sampling.set(slot, row)
+            for table in (self.ours, self.theirs):
+                rules = table.bring(row, list(range(0, vocab, 3)), row.ending({1 % vocab, vocab - 1}))
+                table.claim(slot, rules)
+
+    def choose(self, logits: Tensor, noise: Tensor, made: int) -> Tensor:
+        orders = torch.tensor([self.ours.orders(slot, made) for slot in self.slots]).long().T.contiguous()
+        lines = torch.tensor([self.sampling.line(slot) for slot in self.slots], dtype=torch.float64)
+        draws = torch.cat([lines.T, noise[None]])
+        return cpu_sampling.choose(logits, self.index, orders, draws, self.ours.tables)
+
+    def draw(self, logits: Tensor, noise: Tensor, made: int) -> Tensor:
+        params = self.sampling.rows(self.slots, self.index)
+        edits = self.theirs.rows(self.slots, self.index, [made] * self.rows)
+        drawn = sample(logits, params, None, noise, edits)
+        self.theirs.record(self.slots, self.index, drawn.ids)
+        return torch.where(drawn.finite, drawn.ids, -1)
+
+
 @pytest.mark.parametrize("kind", ["wide", "ties", "flat"])
-@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("vocab", [3, 17, 64, 1000, 40_000])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_step_chooses_what_the_sampler_draws(dtype: torch.dtype, vocab: int, kind: str) -> None:
-    logits = logits_of(kind, len(FILTERS), vocab).to(dtype)
-    logits[3, vocab // 2] = torch.nan
-    numbers = torch.tensor([filters(params, vocab) for params in FILTERS], dtype=torch.float64).T
-    for seed in range(5):
-        noise = torch.rand(len(FILTERS), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        chosen = cpu_sampling.choose(logits, torch.cat([numbers, noise[None]]))
-        drawn = sample(logits, tensors(vocab), None, noise)
-        assert torch.equal(chosen, torch.where(drawn.finite, drawn.ids, -1))
-    assert chosen[3] == -1
-    assert torch.equal(
-        cpu_sampling.choose(logits, torch.zeros(5, len(FILTERS), dtype=torch.float64)),
-        cpu_sampling.greedy(logits),
-    )
+@pytest.mark.parametrize("params", [FILTERS, EDITS], ids=["filters", "edits"])
+def test_a_step_chooses_what_the_sampler_draws(
+    params: list[SamplingParams], dtype: torch.dtype, vocab: int, kind: str
+) -> None:
+    """Token after token, so that what was drawn counts."""
+    steps = Steps(params, vocab)
+    chance = torch.Generator().manual_seed(vocab)
+    for made in range(8):
+        logits = (logits_of(kind, steps.rows, vocab) + 0.1 * made).to(dtype)
+        noise = torch.rand(steps.rows, dtype=torch.float64, generator=chance)
+        assert torch.equal(steps.choose(logits, noise, made), steps.draw(logits, noise, made)), made
+    counted = [slot for slot, row in zip(steps.slots, params, strict=True) if row.penalized]
+    assert torch.equal(steps.ours.tables.made[counted], steps.theirs.tables.made[counted])
+    assert steps.ours.tables.made.sum() == 8 * len(counted)
+
+
+def test_a_step_chooses_nothing_in_a_row_that_is_not_finite() -> None:
+    steps = Steps(EDITS, 40)
+    logits = logits_of("wide", steps.rows, 40)
+    whole = steps.choose(logits, torch.full((steps.rows,), 0.5, dtype=torch.float64), 0)
+    for row in range(steps.rows):
+        steps = Steps(EDITS, 40)
+        struck = logits.clone()
+        struck[row, 7] = torch.nan
+        chosen = steps.choose(struck, torch.full((steps.rows,), 0.5, dtype=torch.float64), 0)
+        assert chosen[row] == -1
+        others = torch.arange(steps.rows) != row
+        assert torch.equal(chosen[others], whole[others])
+        assert not steps.ours.tables.made[steps.slots[row]].any()
+
+
+def test_what_all_ends_is_not_barred() -> None:
+    params = SamplingParams(temperature=0.0, min_tokens=5, stop_token_ids=(0, 1, 2))
+    steps = Steps([params], 3)
+    assert steps.choose(torch.tensor([[1.0, 3.0, 2.0]]), torch.zeros(1, dtype=torch.float64), 0).tolist() == [
+        1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "message"),
+    [
+        ("logits", torch.zeros(2, 5, dtype=torch.float64), "no kernel for"),
+        ("logits", torch.zeros(2, 0), "no kernel for"),
+        ("logits", torch.zeros(2, 6), "made"),
+        ("index", torch.zeros(3, dtype=torch.int64), "index"),
+        ("index", torch.tensor([0, 9]), "none"),
+        ("index", torch.tensor([0, -1]), "none"),
+        ("orders", torch.zeros(2, 2, dtype=torch.int64), "orders"),
+        ("orders", torch.tensor([[0, 0], [0, 10**6], [0, 0]]), "none"),
+        ("orders", torch.tensor([[0, 0], [0, 0], [0, 10**6]]), "none"),
+        ("draws", torch.zeros(5, 2), "draws"),
+        ("draws", torch.zeros(2, 5, dtype=torch.float64).T, "draws"),
+    ],
+)
+def test_what_a_step_cannot_choose_by_is_refused(field: str, wrong: Tensor, message: str) -> None:
+    arguments = {
+        "logits": torch.zeros(2, 5),
+        "index": torch.tensor([0, 1]),
+        "orders": torch.zeros(3, 2, dtype=torch.int64),
+        "draws": torch.zeros(5, 2, dtype=torch.float64),
+    }
+    tables = LogitTable(3, 5, 2, torch.device("cpu")).tables
+    cpu_sampling.choose(**arguments, tables=tables)
+    with pytest.raises(ValueError, match=message):
+        cpu_sampling.choose(**arguments | {field: wrong}, tables=tables)
+
+
+@pytest.mark.parametrize("table", ["bias_ids", "ends"])
+def test_a_token_that_is_none_is_refused(table: str) -> None:
+    tables = LogitTable(1, 5, 2, torch.device("cpu")).tables
+    getattr(tables, table)[0, 0] = 5
+    orders = torch.tensor([[0], [1], [1]])
+    with pytest.raises(ValueError, match="none"):
+        cpu_sampling.choose(
+            torch.zeros(1, 5), torch.tensor([0]), orders, torch.zeros(5, 1, dtype=torch.float64), tables
+        )
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -162,15 +268,6 @@ def test_what_does_not_fit_is_refused() -> None:
             cpu_sampling.greedy(wrong)
         with pytest.raises(ValueError, match="no kernel for"):
             cpu_sampling.weigh(wrong, torch.ones(2))
-        with pytest.raises(ValueError, match="no kernel for"):
-            cpu_sampling.choose(wrong, torch.zeros(5, 2, dtype=torch.float64))
-    for few in (
-        torch.zeros(5, 3, dtype=torch.float64),
-        torch.zeros(4, 2, dtype=torch.float64),
-        torch.zeros(5, 2),
-    ):
-        with pytest.raises(ValueError, match="for 2 rows to draw by"):
-            cpu_sampling.choose(torch.zeros(2, 5), few)
     with pytest.raises(ValueError, match="temperatures for 2 rows"):
         cpu_sampling.weigh(torch.zeros(2, 5), torch.ones(3))
     with pytest.raises(ValueError, match="places"):

@@ -37,8 +37,12 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_narrow": ((POINTER, POINTER, COUNT), None),
     # logits, rows, vocabulary, ids, whether bfloat16
     "kaminari_greedy": ((POINTER, COUNT, COUNT, POINTER, FLAG), None),
-    # logits, rows, vocabulary, draws, ids, whether bfloat16
-    "kaminari_choose": ((POINTER, COUNT, COUNT, POINTER, POINTER, FLAG), FLAG),
+    # logits, rows, vocabulary, index, lines, orders, draws; made, prompt, penalties; biased ids, biases, how
+    # many; ends, how many; ids; whether bfloat16
+    "kaminari_choose": (
+        (POINTER, COUNT, COUNT, POINTER, COUNT, *(POINTER,) * 7, COUNT, POINTER, COUNT, POINTER, FLAG),
+        FLAG,
+    ),
     # table, lines, index, ids, rows
     "kaminari_leave": ((POINTER, COUNT, POINTER, POINTER, COUNT), FLAG),
     # logits, rows, vocabulary, temperatures, weights, whether bfloat16

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "parallel.h"
 #include "program.h"
@@ -18,6 +19,7 @@ constexpr int32_t DONE = 0, NO_MEMORY = 1, BAD_INDEX = 2;
 constexpr int WEIGHT_BITS = 42;
 constexpr int64_t HEAVIEST = int64_t{1} << WEIGHT_BITS;
 constexpr int64_t NONE = -1;
+constexpr int64_t BARRED = 1024;  // tokens that can be barred from a row
 
 template <class T>
 int64_t first_equal(const T* row, int64_t vocab, float value) {
@@ -176,6 +178,68 @@ int32_t keep(int64_t* weights, int64_t vocab, int64_t top_k, double top_p, int64
   return DONE;
 }
 
+// What each line of a cache's slots asks for, see `kaminari_choose`.
+struct Tables {
+  int32_t* made;
+  const uint8_t* prompt;
+  const float* penalties;
+  const int64_t* bias_ids;
+  const float* biases;
+  int64_t most_biased;
+  const int64_t* ends;
+  int64_t most_ended;
+};
+
+struct Orders {
+  int64_t line;
+  bool penalized;
+  int64_t biased, barred;
+};
+
+struct Draw {
+  double temperature, top_k, top_p, min_p, noise;
+};
+
+// A row's logits as `kaminari.engine.logit_edits` edits them; a barred one is minus infinity. False for an id that is
+// none.
+template <class T>
+bool edit(const T* row, int64_t vocab, const Orders& order, const Tables& tables, float* edited) {
+  for (int64_t id = 0; id < vocab; ++id) edited[id] = widen(row[id]);
+  if (order.penalized) {
+    const int32_t* const made = tables.made + order.line * vocab;
+    const uint8_t* const prompt = tables.prompt + order.line * vocab;
+    const float *const by = tables.penalties + order.line * 3, repetition = by[0], frequency = by[1], presence = by[2];
+    for (int64_t id = 0; id < vocab; ++id) {
+      const float x = edited[id], repeated = x > 0 ? x / repetition : x * repetition;
+      const float seen = prompt[id] || made[id] > 0 ? repeated : x;
+      edited[id] = (seen - static_cast<float>(made[id]) * frequency) - (made[id] > 0 ? presence : 0.0f);
+    }
+  }
+  for (int64_t i = 0; i < order.biased; ++i) {
+    const int64_t id = tables.bias_ids[order.line * tables.most_biased + i];
+    if (id < 0 || id >= vocab) return false;
+    edited[id] += tables.biases[order.line * tables.most_biased + i];
+  }
+  constexpr float LIMIT = std::numeric_limits<float>::max();
+  if (order.penalized || order.biased)
+    for (int64_t id = 0; id < vocab; ++id) edited[id] = std::min(std::max(edited[id], -LIMIT), LIMIT);
+  return true;
+}
+
+// Bars tokens from a row, unless that leaves nothing. False for an id that is none.
+bool bar(float* edited, int64_t vocab, const int64_t* ends, int64_t count) {
+  float before[BARRED];
+  if (count > BARRED) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    if (ends[i] < 0 || ends[i] >= vocab) return false;
+    before[i] = edited[ends[i]];
+    edited[ends[i]] = -__builtin_inff();
+  }
+  if (peak(edited, vocab) == -__builtin_inff())
+    while (count-- > 0) edited[ends[count]] = before[count];
+  return true;
+}
+
 int64_t draw(const int64_t* weights, int64_t vocab, double noise) {
   int64_t total = 0;
   for (int64_t id = 0; id < vocab; ++id) total += weights[id];
@@ -185,6 +249,36 @@ int64_t draw(const int64_t* weights, int64_t vocab, double noise) {
   for (; id < vocab - 1; ++id)
     if ((mass += weights[id]) > target) break;
   return id;
+}
+
+template <class T>
+int32_t draw(const T* row, int64_t vocab, const Draw& by, int64_t* weights, int64_t& id) {
+  weigh(row, vocab, static_cast<float>(by.temperature), weights);
+  const int64_t lightest = static_cast<int64_t>(std::ceil(by.min_p * static_cast<double>(HEAVIEST)));
+  if (keep(weights, vocab, static_cast<int64_t>(by.top_k), by.top_p, lightest) != DONE) return NO_MEMORY;
+  id = draw(weights, vocab, by.noise);
+  return DONE;
+}
+
+template <class T>
+int32_t choose(const T* row, int64_t vocab, const Orders& order, const Draw& by, const Tables& tables, int64_t& id) {
+  static thread_local Scratch scratch;
+  const bool edits = order.penalized || order.biased > 0 || order.barred > 0;
+  id = greedy(row, vocab);
+  if (id == NONE || (!edits && by.temperature == 0)) return DONE;
+  int64_t* const weights = static_cast<int64_t*>(scratch.reserve(vocab * (sizeof(int64_t) + sizeof(float))));
+  if (!weights) return NO_MEMORY;
+  if (!edits) return draw(row, vocab, by, weights, id);
+  float* const edited = reinterpret_cast<float*>(weights + vocab);
+  const bool fits = edit(row, vocab, order, tables, edited) &&
+                    bar(edited, vocab, tables.ends + order.line * tables.most_ended, order.barred);
+  if (!fits) return BAD_INDEX;
+  if (by.temperature == 0)
+    id = first_equal(edited, vocab, peak(edited, vocab));
+  else if (draw(edited, vocab, by, weights, id) != DONE)
+    return NO_MEMORY;
+  if (order.penalized) ++tables.made[order.line * vocab + id];
+  return DONE;
 }
 
 }  // namespace
@@ -201,31 +295,33 @@ KAMINARI void kaminari_greedy(const void* logits, int64_t rows, int64_t vocab, i
 }
 RECORDABLE(kaminari_greedy)
 
-// logits as above, and draws [5, rows]: temperature, top_k, top_p, min_p and noise, as below -> ids [rows]: a token drawn
-// from what the filters leave of the row's weights; the first of the largest where the temperature is 0; -1 as above.
-// Returns 0; 1 where memory ran out.
-KAMINARI int32_t kaminari_choose(const void* logits, int64_t rows, int64_t vocab, const double* draws, int64_t* ids,
+// logits as above -> ids [rows]: a token drawn from what the filters leave of the row's weights; the first of the largest
+// where the temperature is 0; -1 as above.
+//   index [rows]      the row's line in the tables below, of which there are `lines`
+//   orders [3, rows]  whether the row has penalties, how many biases, and how many tokens are barred from it
+//   draws [5, rows]   temperature, top_k, top_p, min_p and noise, as below
+//   made, prompt      [lines, vocab], how often the line's answer has a token, and whether its prompt does
+//   penalties         [lines, 3]: repetition, frequency, presence
+//   bias_ids, biases  [lines, most_biased]; ends [lines, most_ended], the tokens that are barred
+// A token that is drawn counts as made where the row has penalties. Returns 0; 1 where memory ran out; 2 for numbers
+// that do not fit.
+KAMINARI int32_t kaminari_choose(const void* logits, int64_t rows, int64_t vocab, const int64_t* index, int64_t lines,
+                                 const int64_t* orders, const double* draws, int32_t* made, const uint8_t* prompt,
+                                 const float* penalties, const int64_t* bias_ids, const float* biases,
+                                 int64_t most_biased, const int64_t* ends, int64_t most_ended, int64_t* ids,
                                  int32_t narrow) {
-  const double *temperature = draws, *top_k = draws + rows, *top_p = draws + 2 * rows, *min_p = draws + 3 * rows,
-               *noise = draws + 4 * rows;
+  const Tables tables{made, prompt, penalties, bias_ids, biases, most_biased, ends, most_ended};
   std::atomic<int32_t> failure{DONE};
   with_type(narrow, [&](auto kind) {
     using T = decltype(kind);
     parallel(rows, 1 + GRAIN / vocab, [&](int64_t first, int64_t end) {
-      static thread_local Scratch scratch;
       for (int64_t row = first; row < end; ++row) {
-        const T* const of_row = static_cast<const T*>(logits) + row * vocab;
-        ids[row] = greedy(of_row, vocab);
-        if (temperature[row] == 0 || ids[row] == NONE) continue;
-        int64_t* const weights = static_cast<int64_t*>(scratch.reserve(vocab * sizeof(int64_t)));
-        if (!weights) {
-          failure = NO_MEMORY;
-          return;
-        }
-        weigh(of_row, vocab, static_cast<float>(temperature[row]), weights);
-        const int64_t lightest = static_cast<int64_t>(std::ceil(min_p[row] * static_cast<double>(HEAVIEST)));
-        if (keep(weights, vocab, static_cast<int64_t>(top_k[row]), top_p[row], lightest) != DONE) failure = NO_MEMORY;
-        ids[row] = draw(weights, vocab, noise[row]);
+        const Orders order{index[row], orders[row] != 0, orders[rows + row], orders[2 * rows + row]};
+        const Draw by{draws[row], draws[rows + row], draws[2 * rows + row], draws[3 * rows + row], draws[4 * rows + row]};
+        const bool fits = order.line >= 0 && order.line < lines && order.biased <= most_biased && order.barred <= most_ended;
+        const int32_t outcome =
+            fits ? choose(static_cast<const T*>(logits) + row * vocab, vocab, order, by, tables, ids[row]) : BAD_INDEX;
+        if (outcome != DONE) failure = outcome;
       }
     });
   });
