@@ -28,16 +28,14 @@ import torch
 
 from kaminari.config import EngineSettings, Settings
 from kaminari.engine.conversation import Conversation
-from kaminari.engine.loading import DEMO_FOLDER, load_model
+from kaminari.engine.loading import load_model
 from kaminari.engine.loop import EngineLoop
 from kaminari.engine.params import SamplingParams
 from kaminari.engine.requests import Request
 from kaminari.engine.stream import EventStream
-from kaminari.model.family import find_family
 
 QUESTION = "What is the capital of France?"
 TOKENS = 256
-END_TOKENS = sorted(find_family(DEMO_FOLDER).prompt_format(DEMO_FOLDER).end_token_ids)
 HOST_PARTS = ("plan", "prepare", "write", "publish")
 START_SECONDS = 120
 WARM_SECONDS = 0.3
@@ -130,8 +128,8 @@ class Server:
                 "temperature": 0,
                 "stream": True,
                 "max_tokens": TOKENS,
-                # the demo would stop after a word: no end token, so that every token shows text
-                "logit_bias": {str(end): -100 for end in END_TOKENS},
+                # the demo would stop after a word, and end tokens show no text
+                "min_tokens": TOKENS,
             }
         ).encode()
         head = [
@@ -162,8 +160,7 @@ def alone_ms(threads: str, slots: str, clients: Sequence[int]) -> dict[int, floa
     with torch.inference_mode():
         loaded = load_model(settings)
         prompt = loaded.frontend.prepare(Conversation.ask(QUESTION))
-        bias = tuple((end, -100.0) for end in END_TOKENS)
-        params = SamplingParams(temperature=0, max_tokens=TOKENS, logit_bias=bias)
+        params = SamplingParams(temperature=0, max_tokens=TOKENS, min_tokens=TOKENS)
         for count in sorted({min(each, loaded.info.slots) for each in clients}):
             loop = EngineLoop(loaded, lambda _: None)
             loop.runner.warm_up()

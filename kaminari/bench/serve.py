@@ -55,11 +55,11 @@ def _closed(bench: Bench, name: str, server: RunningServer, floors: _Floors) -> 
     model = _model(server.url)
     reached = 0.0
     # connections, worker threads and the picture side are warm before anything counts
-    closed_loop(server.url, asks(bench, model, 2, 0), 1)
+    closed_loop(server.url, asks(bench, name, model, 2, 0), 1)
     for clients in sorted(bench.options.clients):
         case: Case = {"loop": "closed", "clients": clients}
         bench.recorder.starting(f"{name}: {clients} clients")
-        made = asks(bench, model, bench.options.requests * clients, clients)
+        made = asks(bench, name, model, bench.options.requests * clients, clients)
         counts = read_counts(server.url) if bench.options.profile and name == OURS else None
         load = closed_loop(server.url, made, clients)
         record(bench, name, case, load)
@@ -88,13 +88,18 @@ def _open(bench: Bench, name: str, server: RunningServer, rate: float) -> None:
     case: Case = {"loop": "open", "rate": round(rate, 3)}
     bench.recorder.starting(f"{name}: {rate:.2f} requests per second")
     count = bench.options.requests * max(1, max(bench.options.clients) // 2)
-    load = open_loop(server.url, asks(bench, _model(server.url), count, 10_000), rate)
+    load = open_loop(server.url, asks(bench, name, _model(server.url), count, 10_000), rate)
     record(bench, name, case, load)
     bench.recorder.done(f"{name}: open loop")
 
 
-def asks(bench: Bench, model: str, count: int, seed: int) -> list[Ask]:
-    """`count` requests, no two of them alike; pictures are spread evenly among them."""
+def asks(bench: Bench, name: str, model: str, count: int, seed: int) -> list[Ask]:
+    """`count` requests to an entrant, no two of them alike; pictures are spread evenly among them.
+
+    Every answer has as many tokens, and no end among them, which would show no text: the peer's `ignore_eos`
+    does not draw them either, ours would go on behind them.
+    """
+    endless = {"ignore_eos": True} if name == LLAMA else {"min_tokens": bench.options.tokens}
     share, tokens = bench.options.pictures_share, bench.options.tokens
     made = []
     for number in range(count):
@@ -112,7 +117,7 @@ def asks(bench: Bench, model: str, count: int, seed: int) -> list[Ask]:
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
             "max_tokens": tokens,
-            "ignore_eos": True,
+            **endless,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -8,12 +8,15 @@ and publishes while the device is at it:
     host    launch 1, draw 1 | launch 2, settle 1, draw 2 | launch 3, settle 2, draw 3 | ...
     device  [forward 1][draw]  [forward 2           ][draw] [forward 3          ][draw]
 
-An item that keeps the host until it is over (a CPU's prompt chunk) is alone, as at depth 1.
+The draw is no wait: where a step draws for its rows itself, or the device keeps an order, the next one is
+launched while it runs. An item that keeps the host until it is over (a CPU's prompt chunk) is alone, as at
+depth 1.
 
 What holds:
   1. Items are launched, drawn and settled in the order of the plans, and at most `depth` are in flight.
-  2. An item's tokens are drawn after those of all items before it were committed: a grammar has taken its
-     row's last token when its mask is made. No forward pass waits for a grammar, its own row's or another's.
+  2. An item's tokens are drawn after those of all items before it were committed, unless nothing but logits,
+     numbers and the device's own counts goes into them: a grammar has taken its row's last token when its
+     mask is made. No forward pass waits for a grammar, its own row's or another's.
   3. A row that is over takes no further part: it is dropped at the launch, the draw or the commit that comes
      next.
   4. Nobody gets a slot on which an item is in flight.

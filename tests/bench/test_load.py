@@ -28,7 +28,7 @@ OPTIONS = Options(tokens=5, requests=2, clients=(1, 2), pictures_share=0.5)
 @pytest.fixture
 def asks(tiny_checkpoint: Path) -> list[Ask]:
     bench = bench_of(tiny_checkpoint, OPTIONS)
-    return serve.asks(bench, "kaminari-demo", 6, 0)
+    return serve.asks(bench, OURS, "kaminari-demo", 6, 0)
 
 
 def test_half_of_the_requests_hold_a_picture(asks: list[Ask]) -> None:
