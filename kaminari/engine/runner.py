@@ -152,8 +152,10 @@ class Runner:
         job.vision[item.picture] = rows
 
     def mark(self) -> Callable[[], None] | None:
-        """What waits for all that was launched None on a CPU, where pictures and chunks keep the host."""
-        return mark(self._device)
+        """What waits for all that was launched; None where nothing runs beside the host."""
+        if self._device.type == "cuda":
+            return mark(self._device)
+        return self._graphs.finish if self._overlap else None
 
     def overlaps(self, item: Item) -> bool:
         """Whether launching an item leaves the host free; on a CPU only captured steps do."""

@@ -22,6 +22,7 @@ from kaminari.engine.step_block import Block
 from kaminari.engine.step_graphs import Launched, ProgramRecorder
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
 from kaminari.model.kernels.native.build import allow_native, native_kernels
+from kaminari.model.kernels.native.program import Ticket
 from kaminari.model.packs.writing import Recipe
 from tests.engine.harness import HandLoop, Mode, cache_tensors, hand_loop, poison, quiet
 from tests.model.packs.packs import INT4, INT8_HEAD, load_packed, pack_of, reopened
@@ -44,6 +45,19 @@ def plain(folder: Path, dtype: torch.dtype) -> VisionLanguageModel:
         return find_family(folder).load(folder, LoadOptions(CPU, dtype, dtype))
 
 
+@torch.inference_mode()
+def begin(runner: Runner, job: int, slot: int, length: int, params: SamplingParams) -> None:
+    """Fill a prompt of its own into a slot, and draw its first token."""
+    chance = np.random.default_rng(job)
+    ids = tuple(int(token) for token in chance.integers(0, VOCAB, length))
+    # as behind a picture, positions lag behind the count of tokens
+    prompt = PreparedPrompt(ids, np.tile(np.arange(length), (3, 1)), -min(job, length))
+    runner.add(job, prompt, params, 0, [None])
+    undrawn = runner.prefill(PrefillChunk(job, (slot,), 0, length, last=True))
+    assert undrawn is not None
+    runner.draw(undrawn, undrawn.rows)
+
+
 class Rows:
     """A runner with jobs of one choice each, whose decode steps a test composes.
 
@@ -59,16 +73,8 @@ class Rows:
         self.lengths: dict[int, int] = {}
         self.slots: dict[int, int] = {}
 
-    @torch.inference_mode()
     def begin(self, job: int, slot: int, length: int, params: SamplingParams = GREEDY) -> None:
-        chance = np.random.default_rng(job)
-        ids = tuple(int(token) for token in chance.integers(0, VOCAB, length))
-        # as behind a picture, positions lag behind the count of tokens
-        prompt = PreparedPrompt(ids, np.tile(np.arange(length), (3, 1)), -min(job, length))
-        self.runner.add(job, prompt, params, 0, [None])
-        undrawn = self.runner.prefill(PrefillChunk(job, (slot,), 0, length, last=True))
-        assert undrawn is not None
-        self.runner.draw(undrawn, undrawn.rows)
+        begin(self.runner, job, slot, length, params)
         self.lengths[job], self.slots[job] = length, slot
 
     def step(self, *jobs: int) -> Tensor:
@@ -363,6 +369,22 @@ def test_a_row_that_fails_is_scrubbed_once_the_step_beside_it_is_over(
     engine.run()
     assert neighbour.token_ids() == expected.token_ids()
     assert engine.is_clean()
+
+
+def test_what_was_launched_can_be_waited_for_without_its_tokens(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a step whose rows were all over before they drew, whose slots may then have new owners."""
+    runner = recorded_loop(tiny_checkpoint).loop.runner
+    begin(runner, 1, slot=0, length=6, params=GREEDY)
+    with torch.inference_mode():
+        undrawn = runner.decode([DecodeRow(1, 0, 0, 6, 1)])
+    wait = runner.mark()
+    assert wait is not None
+    wait()
+    assert isinstance(undrawn.chosen, Ticket)
+    monkeypatch.setattr(undrawn.chosen._worker, "_wait", None)
+    assert len(undrawn.chosen.collect()) == 1
 
 
 def test_a_step_whose_rows_all_end_meanwhile_is_waited_for(tiny_checkpoint: Path) -> None:
