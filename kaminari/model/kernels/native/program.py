@@ -11,6 +11,7 @@ here. What the host reads while it records, such as counts of rows, is part of t
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import threading
 import weakref
@@ -150,7 +151,7 @@ class Worker:
         self._worker = library.kaminari_worker()
         if self._worker is None:
             raise RuntimeError("no thread for another worker")
-        weakref.finalize(self, library.kaminari_worker_end, self._worker)
+        weakref.finalize(self, _end, library, self._worker, os.getpid())
 
     def start(self, program: Program, given: Words, block: Tensor, chosen: Tensor) -> Ticket:
         """Ask for a program and return at once: it begins as soon as all that was asked for before is over.
@@ -185,6 +186,12 @@ class Worker:
             self._wait(self._worker, number, place)
         failure, failed, nanoseconds = self._outcome
         return failure, failed, nanoseconds
+
+
+def _end(library: ctypes.CDLL, worker: int, process: int) -> None:
+    """End a worker where it was started: a fork has none of its threads, and would wait for ever."""
+    if os.getpid() == process:
+        library.kaminari_worker_end(worker)
 
 
 class Ticket:
