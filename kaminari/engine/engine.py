@@ -167,6 +167,8 @@ class Engine:
             submitted=time.monotonic(),
             watched=watched,
         )
+        if not self._thread.is_alive():  # nor is it in a fork of the process
+            raise EngineUnavailable(DEAD)
         with self._lock:
             if not self._accepting:
                 raise EngineUnavailable(DEAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -263,3 +264,32 @@ def test_a_script_that_forgets_to_close_ends_well() -> None:
     script = "from kaminari import Engine; engine = Engine.load(); print(engine.info.model)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "kaminari-demo"), done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without forks")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_fork_of_a_program_with_an_engine_refuses_requests_and_ends(depth: int) -> None:
+    """Threads stay behind: neither the engine's nor the one that runs its steps is there."""
+    script = f"""
+import os, signal, sys, time
+from kaminari import Conversation, Engine, SamplingParams
+from kaminari.config import EngineSettings, Settings
+from kaminari.engine.errors import EngineUnavailable
+engine = Engine.load(Settings(engine=EngineSettings(pipeline_depth={depth}, threads=1)))
+prompt, params = engine.prepare(Conversation.ask("Hi.")), SamplingParams(max_tokens=4)
+child = os.fork()
+if not child:
+    try:
+        engine.submit(prompt, params)
+    except EngineUnavailable:
+        sys.exit(7)
+    sys.exit(8)
+until = time.monotonic() + 30
+while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+    time.sleep(0.05)
+if not ended[0]:
+    os.kill(child, signal.SIGKILL)
+print(ended[0] and os.waitstatus_to_exitcode(ended[1]), len(list(engine.submit(prompt, params))) > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "7 True"), done.stderr
