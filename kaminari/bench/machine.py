@@ -12,6 +12,7 @@ import torch
 
 import kaminari
 from kaminari.bench.result import Machine
+from kaminari.config.cores import usable_cores
 
 GIT_SECONDS = 10.0
 
@@ -20,7 +21,7 @@ def describe_machine() -> Machine:
     cuda = torch.cuda.is_available()
     return Machine(
         cpu=cpu_name(),
-        cores=usable_cores(),
+        cores=usable_cores(logical=True),
         memory=psutil.virtual_memory().total,
         accelerator=torch.cuda.get_device_properties(torch.cuda.current_device()).name if cuda else None,
         system=f"{platform.system()} {platform.machine()}",
@@ -38,13 +39,6 @@ def cpu_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def usable_cores() -> int:
-    process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):
-        return len(process.cpu_affinity() or []) or 1
-    return psutil.cpu_count() or 1
 
 
 def commit() -> str | None:

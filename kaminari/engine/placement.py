@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import psutil
 import torch
 
 from kaminari.config import DeviceChoice, DtypeChoice, ModelSettings
+from kaminari.config.cores import usable_cores
 
 SHARED_FROM = 64 * 2**20
 
@@ -96,13 +96,6 @@ def pipeline_depth(choice: int | Literal["auto"], device: torch.device) -> int:
     if choice != "auto":
         return choice
     return 2 if device.type == "cuda" or torch.get_num_threads() < usable_cores() else 1
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use."""
-    usable = len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else 0
-    cores = psutil.cpu_count(logical=False) or 1
-    return max(1, min(cores, usable or cores))
 
 
 def prefill_chunk(choice: int | Literal["auto"], weight_bytes: int, device: torch.device) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from kaminari.config import ServerSettings, Settings
+from kaminari.config.cores import usable_cores
 from kaminari.engine.errors import EngineUnavailable, QueueFull, RequestError
 from kaminari.openai_api import errors
 from kaminari.openai_api.boundary import Boundary
@@ -91,5 +91,4 @@ def _layers(settings: ServerSettings, metrics: Metrics, paths: list[str]) -> lis
 def _threads(settings: Settings) -> int:
     if settings.pictures.workers != "auto":
         return settings.pictures.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
+    return min(usable_cores(logical=True), MOST_WORKERS)

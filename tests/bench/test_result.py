@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from kaminari.bench.machine import cpu_name, describe_machine, usable_cores
+from kaminari.bench.machine import cpu_name, describe_machine
 from kaminari.bench.recorder import Recorder
 from kaminari.bench.result import OURS, Figure, Limits, Machine, Result, Share, Spread, Subject
 from kaminari.bench.table import limit_lines, markdown, spell_seconds, tables
 from kaminari.bench.timing import turns
+from kaminari.config.cores import usable_cores
 from tests.bench.harness import LIMITS
 
 SUBJECT = Subject(
@@ -183,7 +184,7 @@ def test_everybody_has_a_turn_and_another_one_begins() -> None:
 def test_the_machine_is_described_without_a_name_of_its_own() -> None:
     machine = describe_machine()
     assert machine.cpu == cpu_name()
-    assert 1 <= usable_cores() == machine.cores
+    assert 1 <= usable_cores(logical=True) == machine.cores
     import platform
 
     assert platform.node() not in machine.model_dump_json()

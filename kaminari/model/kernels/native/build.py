@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import platform
 import shutil
 import subprocess
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+from kaminari.config.cores import usable_cores
 from kaminari.config.folders import FolderError, cache_folder, owned
 from kaminari.model.kernels.native.library import declare
 
@@ -161,7 +161,7 @@ def compile_library(target: Path, flags: tuple[str, ...]) -> None:
                 _run(compiler, *FLAGS, *flags, "-c", str(source), "-o", made)
                 return made
 
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            with ThreadPoolExecutor(usable_cores(logical=True)) as pool:
                 objects = list(pool.map(compile_source, sources))
             _run(compiler, *FLAGS, *flags, "-shared", *objects, "-o", str(library))
             library.replace(target)
