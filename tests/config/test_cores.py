@@ -17,9 +17,8 @@ QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:
     """A system whose process is in these control groups."""
-    for name, text in {"proc/self/cgroup": groups} | {
-        f"sys/fs/cgroup/{n}": t for n, t in files.items()
-    }.items():
+    inside = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in ({"proc/self/cgroup": groups} | inside).items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
