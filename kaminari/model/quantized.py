@@ -5,7 +5,6 @@ Nothing here multiplies. `dequantize` is the meaning of a quantized weight and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,26 @@ from torch import Tensor
 from kaminari.model import huge_pages
 
 INT4_MIDDLE = 8  # the int4 code that stands for the zero point alone
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedShape:
+    """What is known of a quantized weight before it is there.
+
+    shape:       (out_features, in_features)
+    group_size:  of an int4 weight; None of an int8 one
+    """
+
+    shape: tuple[int, int]
+    group_size: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of codes, scales and zeros."""
+        rows, width = self.shape
+        if self.group_size is None:
+            return rows * (width + 4)
+        return rows * (-(-width // 2) + 2 * 2 * -(-width // self.group_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,10 @@ class Int8Weight:
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)"""
         return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def kind(self) -> QuantizedShape:
+        return QuantizedShape(self.shape, None)
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +101,10 @@ class Int4Weight:
         return self.codes.shape[0], self.in_features
 
     @property
+    def kind(self) -> QuantizedShape:
+        return QuantizedShape(self.shape, self.group_size)
+
+    @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
 
@@ -111,17 +138,30 @@ class Int4Weight:
 QuantizedWeight = Int8Weight | Int4Weight
 
 
-def join_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """The rows of weights of one kind, one behind the other, in memory of their own."""
-    first = weights[0]
-    codes, scales = _joined([each.codes for each in weights]), _joined([each.scales for each in weights])
-    if isinstance(first, Int8Weight):
-        return Int8Weight(codes, scales)
-    zeros = _joined([each.zeros for each in weights if isinstance(each, Int4Weight)])
-    return Int4Weight(codes, scales, zeros, first.in_features, first.group_size)
+class GatheredRows:
+    """A weight that comes a few rows at a time, as plain tensors in memory of its own."""
 
+    def __init__(self, kind: QuantizedShape) -> None:
+        """On pages of its own: what is only there until it is repacked goes back to the system as a whole."""
+        rows, width = kind.shape
+        self.weight: QuantizedWeight
+        if kind.group_size is None:
+            codes = huge_pages.empty((rows, width), torch.int8)
+            self.weight = Int8Weight(codes, huge_pages.empty((rows,), torch.float32))
+        else:
+            codes = huge_pages.empty((rows, -(-width // 2)), torch.uint8)
+            groups = (rows, -(-width // kind.group_size))
+            scales, zeros = (huge_pages.empty(groups, torch.bfloat16) for _ in range(2))
+            self.weight = Int4Weight(codes, scales, zeros, width, kind.group_size)
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """On pages of its own: what is only there until it is repacked goes back to the system as a whole."""
-    rows = sum(part.shape[0] for part in parts)
-    return torch.cat(list(parts), out=huge_pages.empty((rows, *parts[0].shape[1:]), parts[0].dtype))
+    @torch.inference_mode()  # which the calling thread may be in, or not: so was whoever made the memory
+    def put(self, first_row: int, rows: QuantizedWeight) -> None:
+        """Copy rows from `first_row` on. Raises ValueError for rows that are not the weight's."""
+        count = rows.shape[0]
+        place = self.weight.rows(first_row, first_row + count)
+        if place.kind != rows.kind:
+            raise ValueError(f"rows {first_row} to {first_row + count} are {rows.kind} of {self.weight.kind}")
+        place.codes.copy_(rows.codes)
+        place.scales.copy_(rows.scales)
+        if isinstance(place, Int4Weight) and isinstance(rows, Int4Weight):
+            place.zeros.copy_(rows.zeros)

@@ -16,17 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kaminari.model import huge_pages
 from kaminari.model.kernels import aten_linear
+from kaminari.model.kernels.cpu_panels import Int4Panels, Int8Panels, check_quantized, panels_of
 from kaminari.model.kernels.native.build import native_kernels
 from kaminari.model.linear import LinearKernel
-from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from kaminari.model.quantized import QuantizedShape, QuantizedWeight
 
 BFLOAT_ROWS = 32
 """Up to so many rows the native bfloat16 kernel is the faster one, and torch's GEMM behind it."""
 
-PANEL = 32
-GROUP_SIZES = (32, 64, 128)
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -51,13 +49,21 @@ def linear_kernel(
             return None
         kind = BFloatLinear if dtype == torch.bfloat16 else FloatLinear
         return kind(weight, kernels.library)
-    _check_quantized(weight)
-    library = native_kernels().library
-    if library is None:
+    filling = begin_panels(weight.kind, dtype)
+    if filling is None:
+        check_quantized(weight)
         return aten_linear.quantized_kernel(weight, dtype)
-    if isinstance(weight, Int8Weight):
-        return _int8_linear(weight, dtype, library)
-    return _int4_linear(weight, dtype, library)
+    filling.put(0, weight)
+    return filling.kernel()
+
+
+def begin_panels(kind: QuantizedShape, dtype: torch.dtype) -> PanelFilling | None:
+    """Panels for a quantized weight whose rows are to come, or None where there is no native library.
+
+    Raises ValueError for a weight of impossible shapes.
+    """
+    library = native_kernels().library
+    return None if library is None else PanelFilling(panels_of(kind, library), dtype, library)
 
 
 class BFloatLinear:
@@ -156,26 +162,30 @@ class PanelTable(PanelLinear):
         return out
 
 
-def _int8_linear(weight: Int8Weight, dtype: torch.dtype, library: ctypes.CDLL) -> PanelTable:
-    outputs, columns = weight.shape
-    panels = huge_pages.empty((library.kaminari_int8_bytes(columns, outputs),), torch.uint8)
-    scales = torch.zeros(-(-outputs // PANEL) * PANEL)
-    scales[:outputs] = weight.scales
-    codes = weight.codes.contiguous()
-    library.kaminari_int8_pack(codes.data_ptr(), columns, outputs, panels.data_ptr())
-    call, read = library.kaminari_int8_linear, library.kaminari_int8_rows
-    return PanelTable(call, read, (panels, scales), weight.shape, dtype)
+class PanelFilling:
+    """A quantized weight on its way from its rows to its kernel. Rows come on any thread."""
 
+    def __init__(self, panels: Int8Panels | Int4Panels, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+        self._panels = panels
+        self._dtype = dtype
+        self._library = library
 
-def _int4_linear(weight: Int4Weight, dtype: torch.dtype, library: ctypes.CDLL) -> PanelLinear:
-    outputs, columns = weight.shape
-    group_size = weight.group_size
-    panels = huge_pages.empty((library.kaminari_int4_bytes(group_size, columns, outputs),), torch.uint8)
-    codes, scales, zeros = (plain.contiguous() for plain in (weight.codes, weight.scales, weight.zeros))
-    plain_pointers = (codes.data_ptr(), scales.data_ptr(), zeros.data_ptr())
-    library.kaminari_int4_pack(*plain_pointers, group_size, columns, outputs, panels.data_ptr())
-    pointers = (panels.data_ptr(), group_size)
-    return PanelLinear(library.kaminari_int4_linear, pointers, (panels,), weight.shape, dtype)
+    def put(self, first_row: int, rows: QuantizedWeight) -> None:
+        """Take in rows from `first_row` on, each once. Raises ValueError for rows of another weight."""
+        self._panels.put(first_row, rows)
+
+    def kernel(self) -> PanelLinear:
+        """The kernel, once every row is in."""
+        panels, library = self._panels, self._library
+        if isinstance(panels, Int8Panels):
+            held = (panels.panels, panels.scales)
+            return PanelTable(
+                library.kaminari_int8_linear, library.kaminari_int8_rows, held, panels.shape, self._dtype
+            )
+        pointers = (panels.panels.data_ptr(), panels.group_size)
+        return PanelLinear(
+            library.kaminari_int4_linear, pointers, (panels.panels,), panels.shape, self._dtype
+        )
 
 
 def _check_rows(x: Tensor, columns: int, dtype: torch.dtype) -> None:
@@ -194,29 +204,3 @@ def _check_matrix(weight: Tensor, dtype: torch.dtype) -> None:
         )
     if not weight.is_contiguous():
         raise ValueError("a weight's rows lie one behind the other, and these do not")
-
-
-def _check_quantized(weight: QuantizedWeight) -> None:
-    """Raise ValueError unless every tensor has the shape and dtype that its class says, on the CPU."""
-    outputs, columns = weight.shape
-    expected: dict[str, tuple[tuple[int, ...], torch.dtype]]
-    if isinstance(weight, Int8Weight):
-        expected = {"codes": ((outputs, columns), torch.int8), "scales": ((outputs,), torch.float32)}
-    else:
-        if weight.group_size not in GROUP_SIZES:
-            raise ValueError(f"a group of {weight.group_size} columns; there are {list(GROUP_SIZES)}")
-        groups = (outputs, -(-columns // weight.group_size))
-        expected = {
-            "codes": ((outputs, -(-columns // 2)), torch.uint8),
-            "scales": (groups, torch.bfloat16),
-            "zeros": (groups, torch.bfloat16),
-        }
-    if outputs < 1 or columns < 1:
-        raise ValueError(f"a weight of {outputs} x {columns}")
-    for name, (shape, dtype) in expected.items():
-        tensor: Tensor = getattr(weight, name)
-        if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
-            raise ValueError(
-                f"{name} are {dtype} {list(shape)} on the CPU, "
-                f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
-            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor
 from kaminari.model.kernels import cpu_linear
 from kaminari.model.kernels.fault import spell_fault
 from kaminari.model.linear import LinearKernel
-from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from kaminari.model.quantized import GatheredRows, Int4Weight, Int8Weight, QuantizedShape, QuantizedWeight
 
 TRIED_SHAPE = (48, 128, 64)
 """Outputs, columns and group of the weights that a card's kernels are tried with."""
@@ -40,6 +41,43 @@ def linear_kernel(
     from kaminari.model.kernels.triton_linear import TritonLinear
 
     return TritonLinear(weight, device, dtype)
+
+
+class Filling(Protocol):
+    """A quantized weight on its way from its rows to its kernel."""
+
+    def put(self, first_row: int, rows: QuantizedWeight) -> None:
+        """Take in rows from `first_row` on, each once. Any thread.
+
+        Raises ValueError for rows of another weight.
+        """
+        ...
+
+    def kernel(self) -> LinearKernel | None:
+        """The kernel, once every row is in; None where nothing here can multiply by it."""
+        ...
+
+
+def begin_kernel(kind: QuantizedShape, device: torch.device, dtype: torch.dtype) -> Filling:
+    """A kernel for a weight whose rows are to come, on the CPU: `linear_kernel` a few rows at a time."""
+    panels = None
+    if device.type == "cpu" and dtype in cpu_linear.DTYPES:
+        panels = cpu_linear.begin_panels(kind, dtype)
+    return panels or WholeFilling(kind, device, dtype)
+
+
+class WholeFilling:
+    """`Filling` for kernels that take a weight whole."""
+
+    def __init__(self, kind: QuantizedShape, device: torch.device, dtype: torch.dtype) -> None:
+        self._gathered = GatheredRows(kind)
+        self._place = device, dtype
+
+    def put(self, first_row: int, rows: QuantizedWeight) -> None:
+        self._gathered.put(first_row, rows)
+
+    def kernel(self) -> LinearKernel | None:
+        return linear_kernel(self._gathered.weight, *self._place)
 
 
 def quantized_obstacle(device: torch.device, dtype: torch.dtype) -> str:

@@ -34,10 +34,3 @@ class Digest:
 
     def hex(self) -> str:
         return hashlib.sha256(b"".join(each.digest() for each in self._hashes.values())).hexdigest()
-
-
-def digest_of(weight: QuantizedWeight) -> str:
-    """The digest of a weight that is there whole."""
-    digest = Digest()
-    digest.add(weight)
-    return digest.hex()

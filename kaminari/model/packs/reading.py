@@ -5,21 +5,33 @@ Opening reads headers and a few rows of the checkpoint; values are checked as ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from kaminari.config.quantization import PackFormat
 from kaminari.model.family import CheckpointError
 from kaminari.model.loading import OpenCheckpoint, StoredTensor, listed, open_file, read_file_headers
-from kaminari.model.packs.digest import digest_of
+from kaminari.model.packs.digest import Digest
 from kaminari.model.packs.fingerprint import fingerprint
 from kaminari.model.packs.format import PACK_FILE, PackHeader, PackTarget, read_header
 from kaminari.model.packs.targets import find_targets
-from kaminari.model.quantized import INT4_MIDDLE, Int4Weight, Int8Weight, QuantizedWeight
+from kaminari.model.quantized import (
+    INT4_MIDDLE,
+    Int4Weight,
+    Int8Weight,
+    QuantizedShape,
+    QuantizedWeight,
+)
+
+BLOCK_BYTES = 1 << 18
+"""Codes of a block: what is hashed is still in cache when it is packed."""
+BFLOAT_EXPONENT = 0x7F80
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +46,61 @@ class Pack:
     def file(self) -> Path:
         return self.folder / PACK_FILE
 
+    def kind(self, name: str) -> QuantizedShape:
+        """What a target's weight will be."""
+        target = self.header.targets[name]
+        return QuantizedShape(
+            target.shape, None if target.format is PackFormat.INT8 else self.header.group_size
+        )
+
     def read(self, file: Any, name: str) -> QuantizedWeight:
         """Read and check the weight of a target from the open `file`. Raises `CheckpointError`."""
-        weight = self._checked(file, name)
-        if digest_of(weight) != self.header.targets[name].digest:
+        weight = self._weight(file, name)
+        for _ in self._checked(weight, name):
+            pass
+        return weight
+
+    def blocks(self, file: Any, name: str) -> Iterator[tuple[int, QuantizedWeight]]:
+        """The weight of a target in blocks of rows that fit a core's cache: (first row, views of the file).
+
+        A block's values were checked when it comes; the weight is what was written only once the last one was
+        taken and nothing raised. Any thread. Raises `CheckpointError`.
+        """
+        return self._checked(self._weight(file, name), name)
+
+    def _weight(self, file: Any, name: str) -> QuantizedWeight:
+        """A weight whose scales are such as packs have."""
+        kind = self.kind(name)
+        tensors = {
+            part: _tensor(file, f"{name}.{part}", self.file)
+            for part in ("codes", "scales", *(() if kind.group_size is None else ("zeros",)))
+        }
+        for part, values in tensors.items():
+            if part != "codes" and not _finite(values):
+                raise CheckpointError(f"{name}.{part} in {self.file} holds values that are not finite")
+        if kind.group_size is None:
+            return Int8Weight(tensors["codes"], tensors["scales"])
+        width = kind.shape[1]
+        return Int4Weight(tensors["codes"], tensors["scales"], tensors["zeros"], width, kind.group_size)
+
+    def _checked(self, weight: QuantizedWeight, name: str) -> Iterator[tuple[int, QuantizedWeight]]:
+        digest = Digest()
+        height, width = weight.shape
+        step = max(1, BLOCK_BYTES // weight.codes.shape[1])
+        for first_row in range(0, height, step):
+            rows = weight.rows(first_row, first_row + step)
+            codes = rows.codes.numpy()
+            if isinstance(rows, Int8Weight):
+                if codes.min() == -128:
+                    raise CheckpointError(f"{name}.codes in {self.file} holds -128, which no int8 pack does")
+            elif width % 2 and (codes[:, -1] >> 4 != INT4_MIDDLE).any():
+                raise CheckpointError(f"{name}.codes in {self.file} holds codes past its {width} columns")
+            digest.add(rows)
+            yield first_row, rows
+        if digest.hex() != self.header.targets[name].digest:
             raise CheckpointError(
                 f"{name} in {self.file} is not what was written: its digest differs; make the pack anew"
             )
-        return weight
-
-    def _checked(self, file: Any, name: str) -> QuantizedWeight:
-        """A weight whose values are such as packs have."""
-        target = self.header.targets[name]
-        tensors = {
-            part: _tensor(file, f"{name}.{part}", self.file)
-            for part in ("codes", "scales", *(() if target.format is PackFormat.INT8 else ("zeros",)))
-        }
-        for part, values in tensors.items():
-            if part != "codes" and not bool(values.isfinite().all()):
-                raise CheckpointError(f"{name}.{part} in {self.file} holds values that are not finite")
-        codes = tensors["codes"]
-        if target.format is PackFormat.INT8:
-            if int(codes.min()) == -128:
-                raise CheckpointError(f"{name}.codes in {self.file} holds -128, which no int8 pack does")
-            return Int8Weight(codes, tensors["scales"])
-        width = target.shape[1]
-        if width % 2 and bool((codes[:, -1] >> 4 != INT4_MIDDLE).any()):
-            raise CheckpointError(f"{name}.codes in {self.file} holds codes past its {width} columns")
-        assert self.header.group_size is not None
-        return Int4Weight(codes, tensors["scales"], tensors["zeros"], width, self.header.group_size)
 
 
 def open_pack(folder: Path, checkpoint: OpenCheckpoint, family: str) -> Pack:
@@ -135,6 +173,14 @@ def _check_fingerprints(folder: Path, header: PackHeader, tensors: Mapping[str, 
             f"{folder} was made of other weights than the model's: {listed(others)} differ "
             f"(it says that it was made of {header.model})"
         )
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all values are. In numpy: torch would give each thread that asks a pool of its own."""
+    if values.dtype == torch.bfloat16:
+        bits = values.view(torch.int16).numpy()
+        return bool((bits & BFLOAT_EXPONENT != BFLOAT_EXPONENT).all())
+    return bool(np.isfinite(values.numpy()).all())
 
 
 def _tensor(file: Any, name: str, path: Path) -> Tensor:

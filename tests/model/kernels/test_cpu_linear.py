@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,15 +12,17 @@ from torch import Tensor
 from kaminari.model.kernels import aten_linear, cpu_linear
 from kaminari.model.kernels.cpu_linear import (
     BFLOAT_ROWS,
-    GROUP_SIZES,
     BFloatLinear,
     PanelLinear,
+    begin_panels,
     linear_kernel,
 )
+from kaminari.model.kernels.cpu_panels import GROUP_SIZES
 from kaminari.model.kernels.dequantizing import DequantizingKernel
+from kaminari.model.kernels.linears import WholeFilling, begin_kernel
 from kaminari.model.kernels.native.build import LEVELS, allow_native, foreseen_word, native_kernels
 from kaminari.model.linear import LinearKernel, TableKernel
-from kaminari.model.quantized import Int4Weight, Int8Weight
+from kaminari.model.quantized import Int4Weight, Int8Weight, QuantizedShape, QuantizedWeight
 from tests.model.kernels.quantized_weights import (
     INT8_GROUP,
     activation_bound,
@@ -293,6 +298,68 @@ def test_bytes_are_those_of_the_layout() -> None:
         assert int4.nbytes == 32 * 128 // 2 + 32 * 2 * 4
     matrix = linear_kernel(rows_of(32, 128, torch.bfloat16), CPU, torch.bfloat16)
     assert matrix is None or matrix.nbytes == 32 * 128 * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("outputs", "columns"), [(100, 330), (64, 256), (35, 65), (1, 1)])
+def test_rows_may_come_in_pieces_in_any_order_and_on_any_thread(
+    kind: str, native: bool, outputs: int, columns: int
+) -> None:
+    weight, _ = quantized(kind, outputs, columns)
+    x = rows_of(3, columns, torch.bfloat16)
+    allow_native(native)
+    try:
+        whole = linear_kernel(weight, CPU, torch.bfloat16)
+        filling = begin_kernel(weight.kind, CPU, torch.bfloat16)
+        assert not native or isinstance(filling, WholeFilling) is (native_kernels().library is None)
+        starts = sorted({0, *range(1, outputs, 31), outputs})
+        pieces = list(pairwise(starts))[::-1]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda ends: filling.put(ends[0], weight.rows(*ends)), pieces))
+        pieced = filling.kernel()
+    finally:
+        allow_native(True)
+    assert whole is not None
+    assert pieced is not None
+    assert pieced.nbytes == whole.nbytes
+    assert torch.equal(pieced.multiply(x), whole.multiply(x))
+
+
+@pytest.mark.usefixtures("needs_native")
+@pytest.mark.parametrize(
+    ("kind", "first_row", "rows", "message"),
+    [
+        (QuantizedShape((8, 64), None), 5, int8_weight(4, 64), "rows 5 to 9 of a weight of 8"),
+        (QuantizedShape((8, 64), None), -1, int8_weight(4, 64), "rows -1 to 3"),
+        (QuantizedShape((8, 64), None), 0, int8_weight(4, 63), "for a weight of"),
+        (QuantizedShape((8, 64), None), 0, int4_weight(4, 64, 32), "for a weight of"),
+        (QuantizedShape((8, 64), 32), 0, int8_weight(4, 64), "for a weight of"),
+        (QuantizedShape((8, 64), 32), 0, int4_weight(4, 64, 64), "for a weight of"),
+        (QuantizedShape((8, 64), 32), 5, int4_weight(4, 64, 32), "rows 5 to 9 of a weight of 8"),
+    ],
+)
+def test_rows_of_another_weight_are_refused(
+    kind: QuantizedShape, first_row: int, rows: QuantizedWeight, message: str
+) -> None:
+    filling = begin_panels(kind, torch.bfloat16)
+    assert filling is not None
+    with pytest.raises(ValueError, match=message):
+        filling.put(first_row, rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (QuantizedShape((4, 64), 16), "a group of 16"),
+        (QuantizedShape((0, 64), None), "a weight of 0 x 64"),
+        (QuantizedShape((4, 0), 32), "a weight of 4 x 0"),
+    ],
+)
+@pytest.mark.usefixtures("needs_native")
+def test_weights_that_cannot_be_begun(kind: QuantizedShape, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        begin_panels(kind, torch.bfloat16)
 
 
 def test_impossible_weights_are_refused() -> None:

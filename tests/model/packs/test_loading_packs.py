@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kaminari.engine.loading import DEMO_FOLDER
 from kaminari.model.family import LoadOptions, VisionLanguageModel, find_family
+from kaminari.model.kernels import linears
 from kaminari.model.kernels.dequantizing import DequantizingKernel
 from kaminari.model.kernels.linears import linear_kernel
 from kaminari.model.linear import Matrix
@@ -45,7 +46,14 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(weight: Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype) -> Any:
         return None if isinstance(weight, Tensor) else DequantizingKernel(weight, dtype)
 
-    monkeypatch.setattr(placing, "linear_kernel", kernel)
+    whole_kernels(monkeypatch, kernel)
+
+
+def whole_kernels(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> None:
+    """Let `kernel` make the kernels of all weights, which it takes whole."""
+    for module in (placing, linears):
+        monkeypatch.setattr(module, "linear_kernel", kernel)
+    monkeypatch.setattr(placing, "begin_kernel", linears.WholeFilling)
 
 
 def dequantized_by_hand(checkpoint: Path, pack: Pack, folder: Path) -> Path:
@@ -131,7 +139,7 @@ def test_on_cuda_tokens_are_those_of_the_weights_dequantized_on_the_cpu(
     folder = checkpoint(variant)
     pack = pack_of(folder, recipe, tmp_path / "pack").pack
     wanted = answers(folder, load_packed(folder, pack))
-    monkeypatch.setattr(placing, "linear_kernel", linear_kernel)
+    whole_kernels(monkeypatch, linear_kernel)
     device = torch.device("cuda", torch.cuda.current_device())
     options = LoadOptions(device, torch.float32, torch.float32, pack=pack)
     assert answers(folder, find_family(folder).load(folder, options)) == wanted

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,42 @@ def test_edited_tensors(
     refusal(tiny_checkpoint, folder)
 
 
+def test_of_several_bad_weights_the_largest_is_named_and_nothing_stays_behind(
+    tiny_checkpoint: Path, copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the threads, and however many weights are bad: the line is the same, and no thread is left."""
+    folder = copied("int8")
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        for name, values in tensors.items():
+            if name.endswith("codes"):
+                values[-1, -1] = -128
+
+    edit_pack(folder, tensors=spoil)
+    lines = set()
+    for threads in (1, 2, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        before = threading.enumerate()
+        lines.add(refusal(tiny_checkpoint, folder))
+        assert threading.enumerate() == before
+    (line,) = lines
+    assert re.search(r"layers\.0\.mlp\.gate_proj\.codes in .* holds -128", line)
+
+
+def test_a_fault_while_a_weight_is_packed_ends_loading(
+    tiny_checkpoint: Path, packs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(filling: object, first_row: int, rows: object) -> None:
+        raise MemoryError("no room for a panel")
+
+    monkeypatch.setattr(linears.WholeFilling, "put", full)
+    monkeypatch.setattr(placing, "begin_kernel", linears.WholeFilling)
+    before = threading.enumerate()
+    with pytest.raises(MemoryError, match="no room for a panel"):
+        load_packed(tiny_checkpoint, reopened(tiny_checkpoint, packs / "int4"))
+    assert threading.enumerate() == before
+
+
 def _target(header: Header, **changes: object) -> None:
     header["targets"][DOWN].update(changes)
 
@@ -211,7 +249,8 @@ def test_the_pack_of_another_shape_and_of_another_family(
 def test_a_device_without_the_kernel(
     tiny_checkpoint: Path, packs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placing, "linear_kernel", lambda *rest: None)
+    monkeypatch.setattr(linears.WholeFilling, "kernel", lambda filling: None)
+    monkeypatch.setattr(placing, "begin_kernel", linears.WholeFilling)
     assert "there is no kernel for int4-g32 on cpu" in refusal(tiny_checkpoint, packs / "int4")
 
 

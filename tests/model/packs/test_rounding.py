@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
 from kaminari.model.packs.gptq import feedback, quantize_int4_by
 from kaminari.model.packs.rounding import Method, pack_nibbles, quantize_int4, quantize_int8
-from kaminari.model.quantized import Int4Weight, join_rows
+from kaminari.model.quantized import GatheredRows, Int4Weight, QuantizedWeight
 
 BY_WEIGHTS = [Method.RTN, Method.HQQ, Method.FIT]
 WIDTHS = [64, 96, 70, 33, 1, 129]
@@ -62,11 +64,22 @@ def test_methods_leave_less_of_the_error_that_they_are_for(group_size: int) -> N
     assert norm[Method.HQQ] < norm[Method.RTN]
 
 
+def joined(whole: QuantizedWeight, parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Rows one behind the other that are to be as many as those of `whole`."""
+    gathered = GatheredRows(whole.kind)
+    first_row = 0
+    for part in parts:
+        gathered.put(first_row, part)
+        first_row += part.shape[0]
+    assert first_row == whole.shape[0]
+    return gathered.weight
+
+
 @pytest.mark.parametrize("method", BY_WEIGHTS)
 def test_a_row_does_not_depend_on_the_others(method: Method) -> None:
     rows = draw(9, 70)
     whole = quantize_int4(rows, 32, method)
-    parts = join_rows([quantize_int4(part, 32, method) for part in rows.split([1, 3, 5])])
+    parts = joined(whole, [quantize_int4(part, 32, method) for part in rows.split([1, 3, 5])])
     assert isinstance(parts, Int4Weight)
     for name in ("codes", "scales", "zeros"):
         assert torch.equal(getattr(whole, name), getattr(parts, name))
@@ -130,7 +143,7 @@ def test_gptq_rounds_to_nearest_where_inputs_say_nothing_of_each_other() -> None
 def test_gptq_rows_do_not_depend_on_the_others() -> None:
     rows, known = draw(40, 160), feedback(moments(inputs(160)))
     whole = quantize_int4_by(rows, 64, known)
-    parts = join_rows([quantize_int4_by(part, 64, known) for part in rows.split([1, 32, 7])])
+    parts = joined(whole, [quantize_int4_by(part, 64, known) for part in rows.split([1, 32, 7])])
     # a product of matrices may sum in another order, and a code that lies between two may then go either way
     assert (whole.codes == parts.codes).float().mean() > 0.99
 

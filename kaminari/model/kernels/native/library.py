@@ -66,16 +66,16 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_bfloat_linear": ((POINTER, COUNT, COUNT, POINTER, POINTER, COUNT), FLAG),
     # columns, outputs
     "kaminari_int8_bytes": ((COUNT, COUNT), COUNT),
-    # codes, columns, outputs, panels
-    "kaminari_int8_pack": ((POINTER, COUNT, COUNT, POINTER), None),
+    # codes, columns, first output, how many, panels
+    "kaminari_int8_pack": ((POINTER, *(COUNT,) * 3, POINTER), None),
     # panels, scales, columns, outputs, whether bfloat16, x, out, rows
     "kaminari_int8_linear": ((POINTER, POINTER, COUNT, COUNT, FLAG, POINTER, POINTER, COUNT), FLAG),
     # panels, scales, columns, outputs, whether bfloat16, tokens, out, count
     "kaminari_int8_rows": ((POINTER, POINTER, COUNT, COUNT, FLAG, POINTER, POINTER, COUNT), FLAG),
     # group size, columns, outputs
     "kaminari_int4_bytes": ((COUNT, COUNT, COUNT), COUNT),
-    # codes, scales, zeros, group size, columns, outputs, panels
-    "kaminari_int4_pack": ((POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER), None),
+    # codes, scales, zeros, group size, columns, first output, how many, panels
+    "kaminari_int4_pack": ((*(POINTER,) * 3, *(COUNT,) * 4, POINTER), None),
     # panels, group size, columns, outputs, whether bfloat16, x, out, rows
     "kaminari_int4_linear": ((POINTER, COUNT, COUNT, COUNT, FLAG, POINTER, POINTER, COUNT), FLAG),
     # q, k, v, keys, values, out; strides of q, k, v; tokens, heads, kv_heads, slots, capacity, head_dim;

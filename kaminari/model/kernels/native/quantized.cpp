@@ -169,15 +169,54 @@ int32_t linear(const Weight& weight, const Number* x, Number* out, int64_t rows,
   return 0;
 }
 
-void pack_int8(const int8_t* codes, int64_t columns, int64_t outputs, int64_t panel, uint8_t* to) {
-  const int64_t padded = ceil_div(columns, 8) * 8;
-  for (int64_t lane = 0; lane < PANEL; lane++) {
-    const int64_t output = panel * PANEL + lane;
-    for (int64_t i = 0; i < padded; i++) {
-      const int8_t code = output < outputs && i < columns ? codes[output * columns + i] : int8_t{0};
-      to[i / 4 * LINE + lane * 4 + i % 4] = static_cast<uint8_t>(code + 128);
+// Puts rows of a weight into its panels, whose bytes are zero before: a stretch of each row at a time, so that the
+// lines it goes to stay in cache while their 32 outputs are written. to_line(lane's row, l): the four bytes of row l
+// of a panel; line_of(l): where that row lies.
+template <class ToLine, class LineOf>
+void put_rows(int64_t first, int64_t count, int64_t lines, int64_t panel_bytes, uint8_t* panels,
+              const ToLine& to_line, const LineOf& line_of) {
+  constexpr int64_t STRETCH = 16;
+  for (int64_t row = 0; row < count;) {
+    const int64_t lane = (first + row) % PANEL, rows = std::min(PANEL - lane, count - row);
+    uint8_t* const panel = panels + (first + row) / PANEL * panel_bytes + lane * 4;
+    for (int64_t start = 0; start < lines; start += STRETCH) {
+      const int64_t end = std::min(start + STRETCH, lines);
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t l = start; l < end; l++) {
+          const uint32_t four = to_line(row + r, l);
+          std::memcpy(panel + line_of(l) * LINE + r * 4, &four, sizeof four);
+        }
     }
+    row += rows;
   }
+}
+
+// The bytes [at, at + 4) of a row of `length`, and zeros past its end.
+ALWAYS_INLINE inline uint32_t four_of(const uint8_t* row, int64_t at, int64_t length) {
+  uint32_t four = 0;
+  if (at + 4 <= length)
+    std::memcpy(&four, row + at, 4);
+  else if (at < length)
+    std::memcpy(&four, row + at, static_cast<size_t>(length - at));
+  return four;
+}
+
+// Eight nibbles, the first lowest -> the first four in the low nibbles of four bytes, the others in the high ones.
+ALWAYS_INLINE inline uint32_t fold_nibbles(uint32_t eight) {
+  const auto spread = [](uint32_t four) {
+    four = (four | four << 8) & 0x00FF00FFu;
+    return (four | four << 4) & 0x0F0F0F0Fu;
+  };
+  return spread(eight & 0xFFFFu) | spread(eight >> 16) << 4;
+}
+
+void pack_int8(const int8_t* codes, int64_t columns, int64_t first, int64_t count, uint8_t* panels) {
+  const Int8 weight{nullptr, nullptr, columns};
+  const auto* bytes = reinterpret_cast<const uint8_t*>(codes);
+  put_rows(
+      first, count, ceil_div(columns, 8) * 2, weight.panel_bytes(), panels,
+      [&](int64_t row, int64_t l) { return four_of(bytes + row * columns, l * 4, columns) ^ 0x80808080u; },
+      [](int64_t l) { return l; });
 }
 
 // Writes row `output` of a weight: the inverse of pack_int8, times the scale.
@@ -200,25 +239,26 @@ int32_t rows_of(const Int8& weight, int64_t outputs, const int64_t* tokens, Numb
   return 0;
 }
 
-void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros, const Int4& weight,
-               int64_t outputs, int64_t panel, uint8_t* to) {
-  const int64_t columns = weight.columns, groups = ceil_div(columns, weight.group_size);
+void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros, const Int4& weight, int64_t first,
+               int64_t count, uint8_t* panels) {
+  const int64_t columns = weight.columns, groups = ceil_div(columns, weight.group_size), lines = ceil_div(columns, 8);
   const int64_t bytes = ceil_div(columns, 2), lines_of_group = weight.group_size / 8;
-  std::memset(to, 0, weight.panel_bytes());
-  for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < outputs; lane++) {
-    const int64_t output = panel * PANEL + lane;
-    const auto code = [&](int64_t i) -> unsigned {
-      return i < columns ? codes[output * bytes + i / 2] >> (i % 2 * 4) & 15u : 0u;
-    };
-    for (int64_t l = 0; l * 8 < columns; l++) {
-      uint8_t* line = to + (l + l / lines_of_group) * LINE + lane * 4;
-      for (int64_t j = 0; j < 4; j++)
-        line[j] = static_cast<uint8_t>(code(l * 8 + j) | code(l * 8 + 4 + j) << 4);
-    }
+  const int64_t panel_bytes = weight.panel_bytes();
+  // the high nibble behind an odd width's last column is none
+  const uint32_t last = columns % 8 ? (1u << columns % 8 * 4) - 1 : ~0u;
+  put_rows(
+      first, count, lines, panel_bytes, panels,
+      [&](int64_t row, int64_t l) {
+        return fold_nibbles(four_of(codes + row * bytes, l * 4, bytes) & (l + 1 < lines ? ~0u : last));
+      },
+      [&](int64_t l) { return l + l / lines_of_group; });
+  for (int64_t row = 0; row < count; row++) {
+    uint8_t* const panel = panels + (first + row) / PANEL * panel_bytes;
+    const int64_t lane = (first + row) % PANEL;
     for (int64_t g = 0; g < groups; g++) {
-      uint8_t* numbers = to + (std::min((g + 1) * lines_of_group, ceil_div(columns, 8)) + g) * LINE;
-      std::memcpy(numbers + lane * 2, scales + output * groups + g, 2);
-      std::memcpy(numbers + (PANEL + lane) * 2, zeros + output * groups + g, 2);
+      uint8_t* numbers = panel + (std::min((g + 1) * lines_of_group, lines) + g) * LINE;
+      std::memcpy(numbers + lane * 2, scales + row * groups + g, 2);
+      std::memcpy(numbers + (PANEL + lane) * 2, zeros + row * groups + g, 2);
     }
   }
 }
@@ -259,21 +299,15 @@ KAMINARI int64_t kaminari_int4_bytes(int64_t group_size, int64_t columns, int64_
   return ceil_div(outputs, PANEL) * Int4{nullptr, columns, group_size}.panel_bytes();
 }
 
-// codes: [outputs][columns]
-KAMINARI void kaminari_int8_pack(const int8_t* codes, int64_t columns, int64_t outputs, uint8_t* panels) {
-  const int64_t bytes = Int8{nullptr, nullptr, columns}.panel_bytes();
-  parallel(ceil_div(outputs, PANEL), 4, [&](int64_t first, int64_t end) {
-    for (int64_t panel = first; panel < end; panel++)
-      pack_int8(codes, columns, outputs, panel, panels + panel * bytes);
-  });
+// Rows from output `first` on, into panels whose bytes are zero where they go. Runs on the calling thread alone, so
+// that several weights, or other rows of the same, may be packed at once.
+// codes: [count][columns]
+KAMINARI void kaminari_int8_pack(const int8_t* codes, int64_t columns, int64_t first, int64_t count, uint8_t* panels) {
+  pack_int8(codes, columns, first, count, panels);
 }
 
-// codes: [outputs][(columns + 1) / 2], the even column in the low nibble; scales, zeros: bfloat16 [outputs][groups]
+// codes: [count][(columns + 1) / 2], the even column in the low nibble; scales, zeros: bfloat16 [count][groups]
 KAMINARI void kaminari_int4_pack(const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros,
-                                 int64_t group_size, int64_t columns, int64_t outputs, uint8_t* panels) {
-  const Int4 weight{nullptr, columns, group_size};
-  parallel(ceil_div(outputs, PANEL), 4, [&](int64_t first, int64_t end) {
-    for (int64_t panel = first; panel < end; panel++)
-      pack_int4(codes, scales, zeros, weight, outputs, panel, panels + panel * weight.panel_bytes());
-  });
+                                 int64_t group_size, int64_t columns, int64_t first, int64_t count, uint8_t* panels) {
+  pack_int4(codes, scales, zeros, Int4{nullptr, columns, group_size}, first, count, panels);
 }
