@@ -36,7 +36,8 @@ constexpr int IN_L1 = 3, IN_L2 = 2;     // how near __builtin_prefetch brings wh
 //   IN_TURNS  whether the tiles take turns at each group of such outputs, whose weights then stay in the first cache:
 //             the last one asks for the next group's there, so that none waits for them. Else a tile goes through
 //             all of the block first.
-//   PARTS     what a tile's sums over all columns end as, for each row of a block; `put_totals` makes the results
+//   PARTS     what a tile's sums over all columns end as, for each row of a block; `put_totals` makes the results,
+//             and `put_total` that of a row alone
 #if defined(__AVX2__)
 inline float total_of(__m256 eight) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -48,9 +49,9 @@ inline float total_of(__m256 eight) {
 #if defined(__AVX512BF16__)
 
 constexpr int STEP = 32;
-constexpr int STEPS = 16;
+constexpr int STEPS = 32;
 constexpr bool IN_TURNS = true;
-constexpr int TILE = 4;
+constexpr int TILE = 6;
 constexpr int SIDES = 4;
 constexpr int PARTS = BLOCK / SIDES;
 using Sums = __m512;
@@ -78,14 +79,14 @@ inline float total(Sums sums) {
 inline void fold(const Sums (&sums)[SIDES], Part* parts, int64_t group) {
   parts[group] = fold4(sums);
 }
-// The totals of a row's sums, rounded as `put` does, for the first `there` outputs.
+// The processor rounds as `put` does, but that numbers too small to be normal become zero, as its sums do.
+inline void put_total(uint16_t* to, float of) {
+  *to = static_cast<uint16_t>(_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(of)), 0));
+}
+// The totals of a row's sums, for the first `there` outputs.
 inline void put_totals(const Part* parts, uint16_t* to, int64_t there) {
-  const __m512 totals = fold16(parts);
-  const __m512i bits = _mm512_castps_si512(totals);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
-  rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(totals, totals, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
-  _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << there) - 1), _mm512_cvtepi32_epi16(rounded));
+  const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(fold16(parts));
+  _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << there) - 1), rounded);
 }
 
 #elif defined(__AVX2__)
@@ -160,8 +161,9 @@ using Part = float;
 inline void fold(const Sums (&sums)[SIDES], Part* parts, int64_t group) {
   for (int s = 0; s < SIDES; s++) parts[group + s * (BLOCK / SIDES)] = total(sums[s]);
 }
+inline void put_total(uint16_t* to, float of) { put(to, of); }
 inline void put_totals(const Part* parts, uint16_t* to, int64_t there) {
-  for (int i = 0; i < there; i++) put(to + i, parts[i]);
+  for (int i = 0; i < there; i++) put_total(to + i, parts[i]);
 }
 #endif
 
@@ -311,7 +313,7 @@ void one_row(const Held* x, const uint16_t* weight, uint16_t* out, int64_t colum
     Sums sums = nothing();
     for (int64_t i = 0; i < steps; i++, weight += STEP) sums = add_products(sums, load(x[i]), load(weight));
     if (rest) sums = add_products(sums, load(x[steps]), load(weight, rest));
-    put(out + n, total(sums));
+    put_total(out + n, total(sums));
   }
 }
 
