@@ -175,6 +175,21 @@ def test_what_is_not_finite_stays_in_its_row_and_is_seen(kind: str, wrong: float
 
 
 @pytest.mark.usefixtures("needs_native")
+def test_a_row_alone_rounds_what_is_tiny_or_no_number_as_many_do() -> None:
+    kernel = linear_kernel(torch.ones(20, 64, dtype=torch.bfloat16), CPU, torch.bfloat16)
+    if kernel is None:
+        pytest.skip(native_kernels().word)
+    x = torch.zeros(6, 64, dtype=torch.bfloat16)
+    x[0, [0, 2]] = torch.tensor([1.5, -1.25]).bfloat16() * 2.0**-126  # sums to less than what is normal
+    x[1, [0, 2]] = torch.tensor([float("inf"), float("-inf")]).bfloat16()
+    x[2, 5], x[3, 5], x[4, 5] = float("nan"), -float("nan"), float("inf")
+    alone = torch.cat([kernel.multiply(row[None]) for row in x])
+    assert alone[1:4].isnan().all()
+    for rows in (2, 5, 6):
+        assert torch.equal(kernel.multiply(x[:rows]).view(torch.int16), alone[:rows].view(torch.int16)), rows
+
+
+@pytest.mark.usefixtures("needs_native")
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero_tiny_and_huge_rows(kind: str) -> None:
     weight, group = quantized(kind, 20, 100)

@@ -31,7 +31,8 @@ constexpr int IN_L1 = 3, IN_L2 = 2;     // how near __builtin_prefetch brings wh
 // Of each level:
 //   STEP      columns of weights, and of a row as it is held for a call
 //   STEPS     of a pass
-//   TILE      the most rows of a tile
+//   TILE      the most rows of a tile that is one of several
+//   LONE      the most rows of a band that is one tile
 //   SIDES     how many outputs go side by side, so that a row's columns are loaded once for all of them
 //   IN_TURNS  whether the tiles take turns at each group of such outputs, whose weights then stay in the first cache:
 //             the last one asks for the next group's there, so that none waits for them. Else a tile goes through
@@ -49,9 +50,10 @@ inline float total_of(__m256 eight) {
 #if defined(__AVX512BF16__)
 
 constexpr int STEP = 32;
-constexpr int STEPS = 32;
+constexpr int STEPS = 16;
 constexpr bool IN_TURNS = true;
-constexpr int TILE = 6;
+constexpr int TILE = 4;
+constexpr int LONE = 6;
 constexpr int SIDES = 4;
 constexpr int PARTS = BLOCK / SIDES;
 using Sums = __m512;
@@ -95,6 +97,7 @@ constexpr int STEP = 16;
 constexpr int STEPS = 64;
 constexpr bool IN_TURNS = false;
 constexpr int TILE = 4;
+constexpr int LONE = TILE;
 constexpr int SIDES = 1;
 struct Pair { __m256 even, odd; };
 using Sums = Pair;
@@ -127,6 +130,7 @@ constexpr int STEP = 16;
 constexpr int STEPS = 64;
 constexpr bool IN_TURNS = false;
 constexpr int TILE = 1;
+constexpr int LONE = TILE;
 constexpr int SIDES = 1;
 struct Sums { float lane[STEP]; };
 using Held = Sums;
@@ -218,7 +222,7 @@ void add_columns(const Pass& pass) {
 }
 
 // As add_columns, of as many rows as the tile has.
-template <int ROWS = TILE>
+template <int ROWS = LONE>
 void add_columns_of(int64_t rows, const Pass& pass) {
   if constexpr (ROWS > 1) {
     if (rows < ROWS) return add_columns_of<ROWS - 1>(rows, pass);
@@ -241,7 +245,7 @@ class Rows {
   // to [rows][steps_of(columns)]
   void hold(Held* to, const uint16_t* x, int64_t rows, int64_t columns) {
     rows_ = rows;
-    count_ = (rows + TILE - 1) / TILE;
+    count_ = rows <= LONE ? 1 : (rows + TILE - 1) / TILE;
     for (int64_t t = 0; t < count_; t++) {
       const int64_t first = rows * t / count_, some = rows * (t + 1) / count_ - first;
       const int64_t asking = std::max<int64_t>(1, count_ - IN_TURNS);
