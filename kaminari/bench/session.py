@@ -116,10 +116,10 @@ class _MarkedRunner(Runner):
         self._marks = marks
         super().__init__(*args)
 
-    def _step(self, layout: Tensor, host: RowLengths) -> tuple[Tensor, Tensor]:
+    def _step(self, block: Tensor, host: RowLengths) -> tuple[Tensor, Tensor]:
         self._marks.enter(SAMPLING)
         try:
-            return super()._step(layout, host)
+            return super()._step(block, host)
         finally:
             self._marks.leave()
 

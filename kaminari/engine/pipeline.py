@@ -8,9 +8,9 @@ and publishes while the device is at it:
     host    launch 1, draw 1 | launch 2, settle 1, draw 2 | launch 3, settle 2, draw 3 | ...
     device  [forward 1][draw]  [forward 2           ][draw] [forward 3          ][draw]
 
-The draw is no wait: where a step draws for its rows itself, or the device keeps an order, the next one is
-launched while it runs. An item that keeps the host until it is over (a CPU's prompt chunk) is alone, as at
-depth 1.
+The draw is no wait where a step draws for its rows itself, or the device keeps an order: the next one is
+launched while it runs. Elsewhere the host waits for the forward pass before it draws. An item that keeps the
+host until it is over (a CPU's prompt chunk) is alone, as at depth 1.
 
 What holds:
   1. Items are launched, drawn and settled in the order of the plans, and at most `depth` are in flight.

@@ -1,9 +1,10 @@
 """Runs the scheduler's items on the device. Owns the cache and every per-slot tensor; decides nothing.
 
 A forward pass and its draw are apart, and neither waits for the device: the token that a step draws stays
-there, in `_last_tokens`, where the next step finds it. Only `Drawn.collect` waits, and on a CPU the draw of a
-step that does not draw itself. A step draws itself where every row does so by its logits and numbers alone:
-then the next one can be launched while it runs.
+there, in `_last_tokens`, where the next step finds it. Only `Drawn.collect` waits. A step draws itself where
+every row does so by its logits and numbers alone: then the next one can be launched while it runs. On a CPU
+only captured steps run beside the host: all else waits for them first, as does the draw of a step that does
+not draw itself.
 """
 
 from __future__ import annotations

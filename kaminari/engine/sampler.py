@@ -1,5 +1,6 @@
-"""The one sampler, for every path: a prompt's first token, decode steps and draft checks.
+"""What a token is drawn from and by what rule: for a prompt's first token, decode steps and draft checks.
 
+On a CPU a decode step may draw for its rows itself (`cpu_sampling.choose`), by the same rule and to the bit.
 Pure tensor functions of fixed shapes. Nothing here waits for the device, looks at a request or keeps state.
 
 A drawn row works on integer weights, floor(2**42 * exp((logit - max) / temperature)). Sums of integers are

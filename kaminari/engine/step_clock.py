@@ -2,9 +2,9 @@
 
 plan     the scheduler
 prepare  the host's work for a forward pass and a draw: lengths, noise, masks
-forward  the model; on a CPU its whole time, also where it runs beside the engine's thread (then the parts
-         add up to more than has passed); on CUDA that of launching it
-sample   drawing tokens, likewise
+forward  the model, and what a step draws itself; on a CPU its whole time, also where it runs beside the
+         engine's thread (then the parts add up to more than has passed); on CUDA that of launching it
+sample   drawing behind a step or a prompt, likewise
 collect  waiting for the device, and the transfer to the host
 write    detokenizing, stop strings, grammars
 publish  handing events to readers

@@ -36,15 +36,12 @@ class HostCopy:
     def collect(self) -> list[Any]:
         """Wait until it is there; return nested lists of numbers."""
         if self._values is None:
-            assert self._wait is not None
             self._wait()
             self._values = self._host.tolist()
         return self._values
 
 
-def mark(device: torch.device) -> Callable[[], None] | None:
-    """Return what waits for all that is queued on the device now; None where nothing ever is."""
-    if device.type != "cuda":
-        return None
+def mark(device: torch.device) -> Callable[[], None]:
+    """Return what waits for all that is queued on a CUDA device now."""
     wait: Callable[[], None] = torch.cuda.current_stream(device).record_event().synchronize
     return wait

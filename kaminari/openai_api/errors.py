@@ -141,7 +141,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Exception handler of what the router raises: an unknown path or a method that a path does not take."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return ApiError(404, "there is nothing at this path", code="not_found").response()
+        says = "there is nothing at this path; /openapi.json lists what there is"
+        return ApiError(404, says, code="not_found").response()
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         refusal = ApiError(405, f"this path takes {allowed} only", code="method_not_allowed").response()

@@ -18,10 +18,8 @@ from kaminari.model.kernels.native.program import NO_MEMORY
 
 def greedy(logits: Tensor) -> Tensor:
     """ids [R] int64 of the largest of logits [R, V], the lowest of equals; -1 in a row that is not finite."""
-    if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
-        raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
+    rows, vocab = _sizes(logits)
     logits = logits.contiguous()
-    rows, vocab = logits.shape
     ids = logits.new_empty(rows, dtype=torch.int64)
     need().kaminari_greedy(logits.data_ptr(), rows, vocab, ids.data_ptr(), logits.dtype == torch.bfloat16)
     return ids
@@ -56,9 +54,7 @@ def choose(logits: Tensor, index: Tensor, orders: Tensor, draws: Tensor, tables:
 
     Raises ValueError for numbers that do not fit, MemoryError where memory runs out.
     """
-    if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
-        raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
-    rows, vocab = logits.shape
+    rows, vocab = _sizes(logits)
     slots = tables.made.shape[0]
     for name, tensor, shape, dtype in (
         ("index", index, (rows,), torch.int64),
@@ -108,9 +104,7 @@ def leave(table: Tensor, index: Tensor, ids: Tensor) -> None:
 def weigh(logits: Tensor, temperature: Tensor) -> Tensor:
     """int64 weights [R, V] of logits [R, V] at temperatures [R], of which 0 counts as 1:
     floor(2**42 * exp((logit - max) / temperature)). A row that holds a NaN has weights that mean nothing."""
-    if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
-        raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
-    rows, vocab = logits.shape
+    rows, vocab = _sizes(logits)
     if temperature.shape != (rows,):
         raise ValueError(f"{tuple(temperature.shape)} temperatures for {rows} rows")
     logits, temperature = logits.contiguous(), temperature.float().contiguous()
@@ -149,6 +143,12 @@ def draw(weights: Tensor, noise: Tensor) -> Tensor:
     ids = weights.new_empty(rows)
     need().kaminari_draw(weights.data_ptr(), rows, vocab, noise.data_ptr(), ids.data_ptr())
     return ids
+
+
+def _sizes(logits: Tensor) -> tuple[int, int]:
+    if not fits(logits) or logits.dim() != 2 or not logits.shape[1]:
+        raise ValueError(f"no kernel for {logits.dtype} {tuple(logits.shape)} on {logits.device}")
+    return logits.shape[0], logits.shape[1]
 
 
 def _check(weights: Tensor, *of_rows: Tensor) -> tuple[int, int]:

@@ -98,7 +98,7 @@ SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "kaminari_delta_prompt": ((*(POINTER,) * 8, *(COUNT,) * 7, NUMBER, FLAG), None),
 }
 
-PROMPT = ("kaminari_worker_start", "kaminari_worker_over")
+KEEP_GIL = ("kaminari_worker_start", "kaminari_worker_over")
 """Functions that return at once and keep the GIL: to give it away would cost more than they take."""
 
 
@@ -111,7 +111,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         function = getattr(library, name, None)
         if function is None:
             continue
-        if name in PROMPT:
+        if name in KEEP_GIL:
             setattr(library, name, ctypes.PYFUNCTYPE(result, *arguments)((name, library)))
             continue
         function.argtypes = list(arguments)

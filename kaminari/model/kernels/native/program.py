@@ -4,7 +4,7 @@ While a thread records, a call of the library is not made but written down, with
 Whatever torch would compute meanwhile would be missing from the program, so it is refused: only memory is
 handed out, and views of it. Memory comes from `Memory` and stays for as long as the program does.
 
-What a program reads and writes apart from that memory (weights, caches, a step's layout) is not kept alive
+What a program reads and writes apart from that memory (weights, caches, a step's block) is not kept alive
 here. What the host reads while it records, such as counts of rows, is part of the program for good.
 """
 

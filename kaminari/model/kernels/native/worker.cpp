@@ -134,8 +134,9 @@ KAMINARI void* kaminari_worker() {
 KAMINARI void kaminari_worker_end(void* worker) { delete static_cast<Worker*>(worker); }
 
 // Asks for a program, to be run as `kaminari_run` does with as many threads as torch.set_num_threads set on the calling
-// thread, and returns its number at once. Right before it `given` is copied to `block` (bytes), right behind it `chosen`
-// to `found`; all must stay where they are until it is over. Programs run in the order in which they were asked for.
+// thread, and returns its number: at once, unless sixteen wait already. Right before it `given` is copied to `block`
+// (bytes), right behind it `chosen` to `found`; all must stay where they are until it is over. Programs run in the order
+// in which they were asked for.
 KAMINARI int64_t kaminari_worker_start(void* worker, const int64_t* words, int64_t count, const void* given, void* block,
                                        int64_t given_bytes, const void* chosen, void* found, int64_t found_bytes) {
   const Task task{words, count, {given, block, given_bytes}, {chosen, found, found_bytes}, omp_get_max_threads()};
