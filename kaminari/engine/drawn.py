@@ -35,7 +35,7 @@ class Choices(Protocol):
 class Undrawn:
     """Logits [R, V] on the device, and their R rows.
 
-    chosen:     [R] ids that the step drew itself, -1 where a row's logits are not finite; they lie where the
+    ids:        [R] ids that the step drew itself, -1 where a row's logits are not finite; they lie where the
                 next step finds them. None where a row's draw takes more than a step can do
     likeliest:  [R] int64, the largest of each row's logits, -1 likewise; None where nothing has looked for it
     ready:      waits until the tensors may be read, and raises what went wrong in the step; None where the
@@ -44,7 +44,7 @@ class Undrawn:
 
     logits: Tensor
     rows: tuple[DrawRow, ...]
-    chosen: Choices | None = None
+    ids: Choices | None = None
     likeliest: Tensor | None = None
     ready: Callable[[], None] | None = None
 

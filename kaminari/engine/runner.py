@@ -271,8 +271,8 @@ class Runner:
         if rows != undrawn.rows:
             numbers = {row: place for place, row in enumerate(undrawn.rows)}
             places = [numbers[row] for row in rows]
-        if undrawn.chosen is not None:
-            return Drawn(rows, undrawn.chosen, places=places)
+        if undrawn.ids is not None:
+            return Drawn(rows, undrawn.ids, places=places)
         return self._sample(undrawn, rows, places)
 
     def _sample(

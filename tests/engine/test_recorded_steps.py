@@ -310,7 +310,7 @@ def test_a_step_draws_for_its_rows_itself(
     mixed.begin(2, slot=0, length=5, params=SamplingParams(temperature=0, logprobs=3))
     for index in range(1, 9):
         undrawn, token = alone.drawn(index, 1)
-        assert (undrawn.chosen is not None) is itself
+        assert (undrawn.ids is not None) is itself
         assert token[0].token == mixed.drawn(index, 1, 2)[1][0].token
 
 
@@ -382,9 +382,9 @@ def test_what_was_launched_can_be_waited_for_without_its_tokens(
     wait = runner.mark()
     assert wait is not None
     wait()
-    assert isinstance(undrawn.chosen, Ticket)
-    monkeypatch.setattr(undrawn.chosen._worker, "_wait", None)
-    assert len(undrawn.chosen.collect()) == 1
+    assert isinstance(undrawn.ids, Ticket)
+    monkeypatch.setattr(undrawn.ids._worker, "_wait", None)
+    assert len(undrawn.ids.collect()) == 1
 
 
 def test_a_step_whose_rows_all_end_meanwhile_is_waited_for(tiny_checkpoint: Path) -> None:

@@ -70,10 +70,14 @@ class Worker {
 
   bool is_over(int64_t number) const { return finished_.load(std::memory_order_acquire) >= number; }
 
-  // The task, once it is over. It stays for as long as fewer than ROOM are behind it.
-  const Task& wait(int64_t number) {
+  void wait(int64_t number) {
     until([&] { return is_over(number); }, PATIENCE_OF_HOST);
-    return place(number);
+  }
+
+  // How a task went that is over and has fewer than ROOM behind it.
+  void tell(int64_t number, int64_t* outcome) {
+    const Task& task = place(number);
+    outcome[0] = task.failure, outcome[1] = task.failed, outcome[2] = task.nanoseconds;
   }
 
  private:
@@ -146,14 +150,15 @@ KAMINARI int64_t kaminari_worker_start(void* worker, const int64_t* words, int64
 // Whether a program, one of the last sixteen, is over: then `outcome` [3] holds what `kaminari_run` returned, where it
 // failed, and the nanoseconds that it took.
 KAMINARI int32_t kaminari_worker_over(void* worker, int64_t number, int64_t* outcome) {
-  if (!static_cast<Worker*>(worker)->is_over(number)) return 0;
-  const Task& task = static_cast<Worker*>(worker)->wait(number);
-  outcome[0] = task.failure, outcome[1] = task.failed, outcome[2] = task.nanoseconds;
+  Worker& of = *static_cast<Worker*>(worker);
+  if (!of.is_over(number)) return 0;
+  of.tell(number, outcome);
   return 1;
 }
 
 // Waits for a program, and tells as `kaminari_worker_over` does.
 KAMINARI void kaminari_worker_wait(void* worker, int64_t number, int64_t* outcome) {
-  static_cast<Worker*>(worker)->wait(number);
-  kaminari_worker_over(worker, number, outcome);
+  Worker& of = *static_cast<Worker*>(worker);
+  of.wait(number);
+  of.tell(number, outcome);
 }
